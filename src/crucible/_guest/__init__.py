@@ -1,0 +1,1 @@
+"""What runs in helper processes: builder, zygote, runner. Standard library only."""

@@ -1,0 +1,148 @@
+"""Starting a builder: stage, id maps, handshake."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import anyio
+import attrs
+
+from .. import _link
+from .._kernel import cgroups, pidfd, userns
+from ..errors import PoolStartError
+from .helper import LastWords
+from .identity import Identity
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_START_SECONDS = 30.0
+
+
+@attrs.frozen(kw_only=True)
+class BuilderPlan:
+    """What a builder needs to know once. seccomp: a filter program, or b"" for none."""
+
+    identity: Identity
+    prefixes: tuple[str, ...]
+    python: str
+    seccomp: bytes
+    cgroup: cgroups.PoolCgroup | None
+
+    def cgroup_config(self) -> dict[str, object] | None:
+        if self.cgroup is None:
+            return None
+        return {"version": self.cgroup.version, "names": list(self.cgroup.fds)}
+
+
+async def start_builder(plan: BuilderPlan, words: LastWords) -> tuple[socket.socket, int]:
+    """Start a builder and wait until it stands on its template root: (socket, pidfd)."""
+    ours, theirs = _link.pair()
+    try:
+        with anyio.fail_after(_START_SECONDS):
+            fd = await _start(plan, words, ours, theirs)
+    except TimeoutError:
+        ours.close()
+        raise PoolStartError(f"the builder did not come up within {_START_SECONDS:.0f} s: {words.text}") from None
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, fd
+
+
+async def _start(plan: BuilderPlan, words: LastWords, ours: socket.socket, theirs: socket.socket) -> int:
+    stage = _popen_stage(plan, theirs, words)
+    theirs.close()
+    builder = -1
+    try:
+        await _answer(ours, words, "unshared")
+        try:
+            plan.identity.write_maps(stage.pid)
+        except OSError as error:
+            raise PoolStartError(f"could not map ids for the pool's user namespace: {error}") from error
+        _link.send(ours, {"op": "mapped"})
+        started = await _answer(ours, words, "builder")
+        builder = pidfd.open_pid(started["pid"])
+        with memory_file(plan.seccomp) as program:
+            config = {
+                "identity": attrs.asdict(plan.identity),
+                "cgroup": plan.cgroup_config(),
+                "prefixes": list(plan.prefixes),
+                "package": _PACKAGE,
+                "python": plan.python,
+            }
+            _link.send(ours, config, (program,))
+        await _answer(ours, words, "ready")
+        return builder
+    except BaseException:
+        if builder >= 0:
+            pidfd.kill(builder)
+            reap(builder)
+            os.close(builder)
+        raise
+    finally:
+        stage.kill()
+        stage.wait()
+
+
+def _popen_stage(plan: BuilderPlan, theirs: socket.socket, words: LastWords) -> subprocess.Popen[bytes]:
+    watch = os.pidfd_open(os.getpid())
+    cgroup_fds = tuple(plan.cgroup.fds.values()) if plan.cgroup is not None else ()
+    inherited = (theirs.fileno(), watch, *cgroup_fds)
+    boot = os.path.join(_PACKAGE, "_guest", "boot.py")
+    argv = [sys.executable, "-I", "-S", "-B", boot, "stage", *map(str, inherited)]
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=words.write_end,
+            stderr=words.write_end,
+            pass_fds=inherited,
+            env={},
+            cwd="/",
+        )
+    finally:
+        os.close(watch)
+
+
+async def _answer(sock: socket.socket, words: LastWords, expected: str) -> _link.Message:
+    await anyio.wait_readable(sock)
+    try:
+        message, _ = _link.receive(sock)
+    except OSError:
+        message = None
+    if message is None:
+        raise PoolStartError(f"a helper process ended while it started: {words.text or 'no last words'}")
+    if message["op"] != expected:
+        raise PoolStartError(_explain(message))
+    return message
+
+
+def _explain(message: _link.Message) -> str:
+    error = OSError(message["errno"], message["error"])
+    text = f"could not build the sandbox: {message['error']}"
+    if message["error"].startswith("unshare") or "clone" in message["error"]:
+        text = f"could not create a user namespace: {message['error']}; {userns.explain(error)}"
+    return text
+
+
+@contextlib.contextmanager
+def memory_file(content: bytes) -> Iterator[int]:
+    """A descriptor of a memory file that holds `content`."""
+    fd = os.memfd_create("crucible", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def reap(fd: int) -> None:
+    """Collect a dead (or dying) child by its pidfd; one that somebody else reaped is fine."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, fd, os.WEXITED)

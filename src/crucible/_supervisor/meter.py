@@ -1,0 +1,94 @@
+"""What a call uses and which limits it meets, as the kernel counts it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+
+from .._kernel import cgroups
+from .factory import Factory
+from .guest import Guest
+
+
+@attrs.frozen(kw_only=True)
+class Reading:
+    """cpu: seconds. peak: bytes. oom, crowded: the memory or process limit was met in this call."""
+
+    cpu: float | None = None
+    peak: int | None = None
+    processes: int | None = None
+    oom: bool = False
+    crowded: bool = False
+
+
+class Meter(Protocol):
+    def begin(self, memory: int, processes: int) -> None:
+        """A call begins, under these limits."""
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time of the call so far; None where nobody can tell at once."""
+
+    async def end(self) -> Reading: ...
+
+
+class CgroupMeter:
+    """Reads a cell's cgroup files. No await in `end`: it is done when it returns."""
+
+    def __init__(self, cgroup: cgroups.PoolCgroup, name: str, memory: int, processes: int) -> None:
+        self._cgroup, self._name = cgroup, name
+        self._reader = cgroup.reader(name)
+        self._limits = (memory, processes)
+        self._cpu = self._kills = self._hits = 0
+
+    def begin(self, memory: int, processes: int) -> None:
+        if (memory, processes) != self._limits:
+            self._cgroup.set_limits(self._name, memory_bytes=memory, processes=processes)
+            self._limits = (memory, processes)
+        self._reader.reset_memory_peak()
+        self._cpu = self._reader.cpu_ns() or 0
+        self._kills, self._hits = self._reader.oom_kills(), self._reader.process_limit_hits()
+
+    def cpu_seconds(self) -> float | None:
+        used = self._reader.cpu_ns()
+        return None if used is None else (used - self._cpu) / 1e9
+
+    async def end(self) -> Reading:
+        try:
+            return Reading(
+                cpu=self.cpu_seconds(),
+                peak=self._reader.memory_peak(),
+                processes=self._reader.processes(),
+                oom=self._reader.oom_kills() > self._kills,
+                crowded=self._reader.process_limit_hits() > self._hits,
+            )
+        except OSError:
+            # The cell was removed meanwhile, since its sandbox died.
+            return Reading()
+
+
+class AccountedMeter:
+    """Where there is no cgroup: the builder counts the cell's processes while a call runs."""
+
+    def __init__(self, factory: Factory, guest: Guest) -> None:
+        self._factory, self._guest = factory, guest
+
+    def begin(self, memory: int, processes: int) -> None:
+        self._guest.over = ""
+        self._guest.cpu_used = 0.0
+        self._factory.watch(self._guest, memory, processes)
+
+    def cpu_seconds(self) -> float | None:
+        return self._guest.cpu_used
+
+    async def end(self) -> Reading:
+        request = {"op": "unwatch", "cell": self._guest.number}
+        facts = await self._factory.account(self._guest, request)
+        over = self._guest.over
+        return Reading(
+            cpu=facts.get("cpu"),
+            peak=facts.get("peak"),
+            processes=facts.get("processes"),
+            oom=over == "memory",
+            crowded=over == "processes" or bool(facts.get("crowded")),
+        )

@@ -1,0 +1,85 @@
+"""For tests with real sandboxes: every one is checked for leaks and for blocking the event loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from blockbuster import BlockBuster, BlockBusterFunction
+
+# Functions that take a path or a descriptor first, and so may turn out to concern a pseudo file.
+_ON_FILES = (
+    *("os.listdir", "os.mkdir", "os.read", "os.readlink", "os.rmdir", "os.stat", "os.write"),
+    *("io.BufferedReader.read", "io.BufferedWriter.write"),
+    *("io.TextIOWrapper.read", "io.TextIOWrapper.write"),
+)
+
+
+@pytest.fixture(autouse=True)
+def never_blocks() -> Iterator[BlockBuster]:
+    """Fails a test in which the package blocks the event loop (seen on asyncio and uvloop only)."""
+    guard = BlockBuster("crucible")
+    _also_watch_waiting(guard)
+    for name in _ON_FILES:
+        _allow_pseudo_files(guard.functions[name])
+    # Helpers are started on the loop's own thread: a worker thread's end would count as the end of
+    # their parent. Popen waits here until the child has exec'ed.
+    guard.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
+    guard.activate()
+    yield guard
+    guard.deactivate()
+
+
+@pytest.fixture(scope="module")
+def shares(request: pytest.FixtureRequest) -> bool:
+    """Whether tests of this module share a pool or the like: a fixture named `shared_...`."""
+    items = (item for item in request.session.items if item.path == request.path)
+    names = {name for item in items for name in getattr(item, "fixturenames", ())}
+    return any(name.startswith("shared_") for name in names - {"shared_data"})
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(request: pytest.FixtureRequest, shares: bool) -> None:
+    """Each test is checked for leaks; where tests share a pool, only their module as a whole is."""
+    if not shares:
+        request.getfixturevalue("no_leaks")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def module_leaves_nothing(no_leaks_in_module: None) -> None:
+    """The outermost check, around what the module's tests share."""
+
+
+def _also_watch_waiting(guard: BlockBuster) -> None:
+    waits: dict[str, Any] = {
+        "os.waitpid": lambda *arguments: arguments[1] & os.WNOHANG,
+        "os.waitid": lambda *arguments: arguments[2] & os.WNOHANG,
+    }
+    for name, returns_at_once in waits.items():
+        guard.functions[name] = BlockBusterFunction(
+            None, name, scanned_modules="crucible", can_block_predicate=returns_at_once
+        )
+
+
+def _allow_pseudo_files(function: BlockBusterFunction) -> None:
+    allowed_before = function.can_block_predicate
+
+    def allowed(*args: Any, **kwargs: Any) -> bool:
+        return allowed_before(*args, **kwargs) or _is_pseudo_file(*args, **kwargs)
+
+    function.can_block_predicate = allowed
+
+
+def _is_pseudo_file(file: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> bool:
+    """Whether it lies in /proc or a cgroup file system: no device is waited for."""
+    path = file if isinstance(file, str | bytes | os.PathLike) else _target(file)
+    if dir_fd is not None:
+        path = os.path.join(_target(dir_fd), os.fsdecode(path))
+    return os.fsdecode(path).startswith(("/proc/", "/sys/fs/cgroup/"))
+
+
+def _target(file: Any) -> str:
+    number = file if isinstance(file, int) else file.fileno()
+    return os.readlink(f"/proc/self/fd/{number}")
