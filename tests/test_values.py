@@ -7,7 +7,7 @@ import struct
 import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterator
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -86,7 +86,7 @@ def test_what_is_plain_comes_back(value: object) -> None:
         Decimal("-0E+7"),
         Decimal("Infinity"),
         timezone(timedelta(minutes=90), "here"),
-        timezone.utc,
+        UTC,
         datetime(2024, 10, 27, 2, 30, fold=1),
         {(-1, x): {(-2, y) for y in range(-9, 9)} for x in range(-9, 9)},
         {"__type__": "Decimal", "value": "1"},
@@ -112,7 +112,7 @@ def test_maxlen_fold_and_name_come_back() -> None:
 
 
 def test_a_defaultdict_comes_back_without_its_factory() -> None:
-    back = decode(encode(defaultdict(list, {1: 2})))
+    back = decode(encode(defaultdict(int, {1: 2})))
     assert type(back) is defaultdict
     assert back.default_factory is None
     assert back == {1: 2}
@@ -129,6 +129,12 @@ class _Yes(int):
 class _Zone(tzinfo):
     def utcoffset(self, when: datetime | None) -> timedelta:
         return timedelta(0)
+
+    def dst(self, when: datetime | None) -> None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str:
+        return "own"
 
 
 class _Colour(IntEnum):
@@ -174,11 +180,11 @@ def test_budgets_while_encoding() -> None:
     laughs: list[Any] = ["ha"]
     for _ in range(60):
         laughs = [laughs, laughs]
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(BudgetError, match="levels deep"):
         encode(looped)
     with pytest.raises(BudgetError, match="parts"):
-        encode(laughs)
+        encode(laughs, Budget(nodes=100_000))
     with pytest.raises(BudgetError, match="bytes"):
         encode("x" * 1001, Budget(size=1000))
     with pytest.raises(BudgetError, match="bytes"):
@@ -187,7 +193,7 @@ def test_budgets_while_encoding() -> None:
         encode(1 << (8 * 1001), Budget(size=1000))
     with pytest.raises(BudgetError, match="bits"):
         encode(Fraction(1, 1 << 200_000))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_budgets_while_decoding() -> None:
@@ -210,7 +216,9 @@ def test_garbage_gives_a_decode_error_and_nothing_else(data: bytes) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plain, st.data())
-def test_damaged_values_give_a_decode_error_and_nothing_else(value: object, data: st.DataObject) -> None:
+def test_damaged_values_give_a_decode_error_and_nothing_else(
+    value: object, data: st.DataObject
+) -> None:
     good = bytearray(encode(value))
     good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -270,10 +278,10 @@ def test_colliding_keys_are_refused_in_bounded_time(build: Any) -> None:
     clash = [n * (2**61 - 1) for n in range(1, 20_000)]
     tag, tail = (b"u", b"") if build is set else (b"m", b"n")
     data = tag + _count(len(clash)) + b"".join(encode(key) + tail for key in clash)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(DecodeError, match="colliding"):
         decode(data)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_mutable_values_are_not_shared() -> None:

@@ -356,7 +356,7 @@ class _Reader:
         self.depth -= 1
         if self.depth < 0:
             raise DecodeError(f"nested more than {self.budget.depth} levels deep")
-        parts = []
+        parts: list[Any] = []
         for _ in range(self.count() * each):
             parts.append(self.get())  # noqa: PERF401 (a comprehension is one more frame per level)
         self.depth += 1

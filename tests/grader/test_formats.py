@@ -30,7 +30,7 @@ SANITIZED: dict[str, Any] = {
 }
 HUMAN_EVAL: dict[str, Any] = {
     "task_id": "Own/0",
-    "prompt": 'import math\n\ndef twice(x):\n    return 2 * x\n\ndef half(x):\n    """Undo twice."""\n',
+    "prompt": 'def twice(x):\n    return 2 * x\n\ndef half(x):\n    """Undo twice."""\n',
     "entry_point": "half",
     "canonical_solution": "    return x / 2\n",
     "test": "def check(candidate):\n    assert candidate(twice(3)) == 3\n",
@@ -97,7 +97,10 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (MBPP | {"test_list": "assert x"}, r"line 2: the field 'test_list' must be a list of texts"),
+        (
+            MBPP | {"test_list": "assert x"},
+            r"line 2: the field 'test_list' must be a list of texts",
+        ),
         (MBPP | {"test_list": [1]}, r"line 2: the field 'test_list' must be a list of texts"),
         (MBPP | {"test_list": []}, r"line 2: task 7 has no tests"),
         (MBPP | {"test_list": [" "]}, r"line 2: test 1 of task 7 is empty"),

@@ -38,10 +38,10 @@ class Builder:
     def __init__(self, sock: socket.socket, watch: int, cgroup_fds: tuple[int, ...]) -> None:
         self._sock, self._watch = sock, watch
         self._children = signalfd.sigchld()
-        config, fds = _link.receive(sock)
+        config, _ = _link.receive(sock)
         if config is None:
             os._exit(0)
-        self._seccomp = _read_all(fds[0]) if fds else b""
+        self._own_pidfd = os.pidfd_open(os.getpid())
         self._identity: dict[str, Any] = config["identity"]
         self._cgroup = self._open_cgroup(config["cgroup"], cgroup_fds)
         self._cgroup_fds = cgroup_fds
@@ -145,13 +145,12 @@ class Builder:
                 inodes=message["inodes"],
                 shared_memory=message["disk"],
                 loopback=message["loopback"],
-                seccomp=self._seccomp,
                 may_set_groups=self._identity["mode"] != "single",
                 binds=tuple(trees),
                 seed=seed,
                 seed_needs_idmap=self._identity["mode"] == "root",
             )
-            return cell.make(plan)
+            return cell.make(plan, self._own_pidfd)
         finally:
             for tree, _ in trees:
                 os.close(tree)
@@ -255,12 +254,3 @@ def _exec_zygote(argv: list[str], env: dict[str, str], inherited: list[int]) -> 
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(127)
-
-
-def _read_all(fd: int) -> bytes:
-    """The whole content of a memory file, whose descriptor is closed."""
-    with open(fd, "rb") as file:
-        file.seek(0)
-        return file.read()
-
-

@@ -8,7 +8,7 @@ swallows it.
 from __future__ import annotations
 
 import builtins
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from .._values import BudgetError, DecodeError, NotPlainError, decode, encode
 from . import membrane
@@ -90,8 +90,9 @@ class Answer:
                 self._channel.receive()
                 raise ChannelFault("a reply before the call")
             self._channel.send(request)
-            reply = self._channel.receive()
-            if type(reply) is not tuple or len(reply) < 2 or type(reply[0]) is not int:
+            received: object = self._channel.receive()
+            reply = cast("tuple[object, ...]", received) if type(received) is tuple else ()
+            if len(reply) < 2 or type(reply[0]) is not int:
                 raise ChannelFault("not a reply")
             if reply[0] != self._calls:
                 raise ChannelFault("a reply to another call")
@@ -111,8 +112,8 @@ class Answer:
         match outcome, content:
             case membrane.VALUE, (bytes(data),):
                 return self._value(data)
-            case membrane.RAISED, (str(nearest), str(name), tuple(args), str(text)):
-                return self._raise(nearest, name, args, text)
+            case membrane.RAISED, (str(nearest), str(name), tuple(), str(text)):
+                return self._raise(nearest, name, cast("tuple[Any, ...]", content[2]), text)
             case membrane.EXITED, (str(text),):
                 return self.fail("exited", f"SystemExit: {text}")
             case membrane.NOT_PLAIN, (str(text),):

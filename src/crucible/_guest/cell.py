@@ -1,18 +1,16 @@
-"""A cell: made by the builder with one raw clone, held by its pid 1, the holder."""
+"""A cell: its namespaces, held by a pid 1 that only sleeps, and furnished from outside."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import socket
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-from .. import _link
-from .._kernel import caps, layers, mounts, namespaces, netns, seccomp, sys, userns
+from .._kernel import caps, layers, mounts, namespaces, netns, pidfd, sys, userns, vfork
 
 INSIDE_ID = 1000
 HOST_NAME = "sandbox"
+HOLDER = "/opt/crucible/hold"
 
 
 class CellPlan(NamedTuple):
@@ -24,43 +22,75 @@ class CellPlan(NamedTuple):
     inodes: int
     shared_memory: int
     loopback: bool
-    seccomp: bytes
     may_set_groups: bool
     binds: tuple[tuple[int, str], ...] = ()
     seed: int | None = None
     seed_needs_idmap: bool = False
 
 
-def make(plan: CellPlan) -> tuple[int, int]:
-    """Make a cell and wait until it is furnished: (pid, pidfd) of its holder, both the caller's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pidfd = ctypes.c_int(-1)
-    pid = sys.clone(namespaces.CELL | namespaces.CLONE_PIDFD | signal.SIGCHLD, pidfd)
-    if pid == 0:
-        hold(theirs, plan)
-    theirs.close()
+def make(plan: CellPlan, own_pidfd: int) -> tuple[int, int]:
+    """Make a furnished cell: (pid, pidfd) of its holder, both the caller's.
+
+    own_pidfd: the caller's, to come back to its own pid namespace by.
+    """
+    pid = vfork.call(_hold, namespaces.CELL & ~namespaces.CLONE_NEWPID)
+    # Its maker has ended, so it is our own child now, and its number stays its own until we reap it.
+    holder = pidfd.open_pid(pid)
     try:
-        _map_and_wait(pid, ours, plan)
+        uid_map, gid_map = f"{INSIDE_ID} {plan.uid} 1", f"{INSIDE_ID} {plan.gid} 1"
+        userns.write_maps(pid, uid_map, gid_map, deny_setgroups=not plan.may_set_groups)
+        if plan.seed is not None and plan.seed_needs_idmap:
+            _map_ids(plan.seed, pid)
+        _call_inside(holder, own_pidfd, plan)
     except BaseException:
-        signal.pidfd_send_signal(pidfd.value, signal.SIGKILL)
-        os.close(pidfd.value)
+        pidfd.kill(holder)
+        os.close(holder)
         raise
+    return pid, holder
+
+
+def _hold() -> int:
+    """Start the cell's pid 1, without descriptors and without capabilities, and asleep."""
+    sys.unshare(namespaces.CLONE_NEWPID)
+    # Ignored SIGCHLD: the kernel reaps the cell's orphans for us.
+    sys.ignore_signal(signal.SIGCHLD)
+    sys.syscall("close_range", 0, 0xFFFF_FFFF, 0)
+    caps.drop_bounding_set()
+    caps.no_new_privs()
+    # Before the exec: without them its file cannot be read, and what runs an unreadable file is
+    # not dumpable from its first instruction on.
+    caps.drop_all()
+    return os.posix_spawn(HOLDER, ["init"], {})
+
+
+def _call_inside(holder: int, own_pidfd: int, plan: CellPlan) -> None:
+    """Furnish the cell from a process that is in all of its namespaces."""
+    # A process that mounts proc must have been born in the pid namespace it shows.
+    namespaces.enter(holder, namespaces.CLONE_NEWPID)
+    try:
+        vfork.call(lambda: _furnish(holder, plan))
     finally:
-        ours.close()
-    return pid, pidfd.value
+        namespaces.enter(own_pidfd, namespaces.CLONE_NEWPID)
 
 
-def _map_and_wait(pid: int, sock: socket.socket, plan: CellPlan) -> None:
-    uid_map, gid_map = f"{INSIDE_ID} {plan.uid} 1", f"{INSIDE_ID} {plan.gid} 1"
-    userns.write_maps(pid, uid_map, gid_map, deny_setgroups=not plan.may_set_groups)
-    if plan.seed is not None and plan.seed_needs_idmap:
-        _map_ids(plan.seed, pid)
-    _link.send(sock, {}, () if plan.seed is None else (plan.seed,))
-    answer = _link.receive(sock)[0]
-    if answer is None:
-        raise OSError("the cell's holder died while it was being furnished")
-    if "error" in answer:
-        raise OSError(answer["errno"], answer["error"])
+def _furnish(holder: int, plan: CellPlan) -> None:
+    namespaces.enter(holder, namespaces.ALL_BUT_PID)
+    # No id of the cell is a root: changing to this one keeps the capabilities over it. Files made
+    # from now on belong to the sandbox.
+    sys.set_ids(INSIDE_ID)
+    sys.sethostname(HOST_NAME)
+    if plan.loopback:
+        netns.loopback_up()
+    lowers: list[str] = []
+    if plan.seed is not None:
+        mounts.attach(plan.seed, "/.seed")
+        lowers.append("/.seed")
+    layers.mount_writable(lowers, size=plan.disk, inodes=plan.inodes)
+    mounts.tmpfs("/dev/shm", size=plan.shared_memory, inodes=plan.inodes, mode="1777")
+    mounts.proc("/proc")
+    for tree, target in plan.binds:
+        mounts.make_target(target, tree)
+        mounts.attach(tree, target)
 
 
 def _map_ids(seed: int, pid: int) -> None:
@@ -75,52 +105,3 @@ def _map_ids(seed: int, pid: int) -> None:
         ) from None
     finally:
         os.close(namespace)
-
-
-def hold(sock: socket.socket, plan: CellPlan) -> NoReturn:
-    """Be the cell's pid 1: furnish it, give up everything, and keep the namespace alive."""
-    try:
-        message, fds = _link.receive(sock)
-        if message is not None:
-            furnish(plan, fds[0] if fds else None)
-            _give_up(sock, plan)
-            _link.send(sock, {"ok": True})
-            sys.syscall("close_range", 0, 0xFFFF_FFFF, 0)
-            while True:
-                sys.pause()
-    except OSError as error:
-        _link.send(sock, {"errno": error.errno, "error": error.strerror or str(error)})
-    finally:
-        os._exit(1)
-
-
-def furnish(plan: CellPlan, seed: int | None) -> None:
-    if plan.may_set_groups:
-        sys.setgroups_none()
-    # No id of the cell is a root: changing to this one keeps the capabilities over it.
-    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    sys.sethostname(HOST_NAME)
-    if plan.loopback:
-        netns.loopback_up()
-    lowers = []
-    if seed is not None:
-        mounts.attach(seed, "/.seed")
-        lowers.append("/.seed")
-    layers.mount_writable(lowers, size=plan.disk, inodes=plan.inodes)
-    mounts.tmpfs("/dev/shm", size=plan.shared_memory, inodes=plan.inodes, mode="1777")
-    mounts.proc("/proc")
-    for tree, target in plan.binds:
-        mounts.make_target(target, tree)
-        mounts.attach(tree, target)
-
-
-def _give_up(sock: socket.socket, plan: CellPlan) -> None:
-    # Ignored SIGCHLD: the kernel reaps the cell's orphans for us.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    caps.drop_bounding_set()
-    caps.hide_from_peers()
-    caps.no_new_privs()
-    caps.drop_all()
-    if plan.seccomp:
-        seccomp.load(plan.seccomp)

@@ -1,13 +1,16 @@
-"""A forked image becomes a runner: one ordered checklist, each line with the reason for its place."""
+"""An image is forked locked down: one ordered checklist, each line with the reason for its place.
+
+It runs in a short-lived child that shares the zygote's memory, and the image is that child's fork:
+born with the cell's namespaces, no capabilities and the filter, having copied no page for it.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import socket
 from typing import NamedTuple
 
-from .._kernel import caps, cgroups, landlock, namespaces, rlimits, seccomp, signalfd, sys
+from .._kernel import caps, cgroups, landlock, namespaces, rlimits, seccomp, sys
 from .cell import INSIDE_ID
 
 CONTROL = 3
@@ -29,17 +32,15 @@ class ImagePlan(NamedTuple):
     max_file_size: int | None
 
 
-def become_runner(plan: ImagePlan) -> socket.socket:
-    """Enter the cell, give up everything; the control socket is what is left."""
-    signalfd.unblock_all()
+def lock_down(plan: ImagePlan) -> None:
+    """Enter the cell, give up everything; descriptors 0 to 2 and `CONTROL` are what is left."""
     # While the cgroup's files are still ours to write, and before anything is charged.
     if plan.cgroup is not None:
         plan.cgroup.attach_self(plan.cgroup_name)
-    # The pid namespace is entered already: it was joined by the zygote before the fork.
-    namespaces.enter(plan.holder, namespaces.ALL_BUT_PID)
+    # For the pid namespace this only says where children go: the image will be there.
+    namespaces.enter(plan.holder, namespaces.CELL)
     # Only now, since /dev and /workspace are the cell's.
     _take_stdio(plan)
-    os.setsid()
     os.chdir("/workspace")
     os.umask(0o022)
     rlimits.apply(
@@ -48,8 +49,7 @@ def become_runner(plan: ImagePlan) -> socket.socket:
     # Groups before ids: without capabilities nobody may change them.
     if plan.may_set_groups:
         sys.setgroups_none()
-    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    sys.set_ids(INSIDE_ID)
     # The bounding set needs a capability to be dropped, so before the others.
     caps.drop_bounding_set()
     caps.hide_from_peers()
@@ -60,7 +60,6 @@ def become_runner(plan: ImagePlan) -> socket.socket:
     # Last: the filter refuses what the steps above need.
     if plan.seccomp:
         seccomp.load(plan.seccomp)
-    return socket.socket(fileno=CONTROL)
 
 
 def _take_stdio(plan: ImagePlan) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from .._kernel import layers, mounts, sys
 from .._kernel.namespaces import CLONE_NEWNS
+from . import cell, holder
 
 PACKAGE = "/opt/crucible/crucible"
 TOOLS = "/opt/crucible/bin"
@@ -93,6 +94,10 @@ def _furnish(root: str, texts: dict[str, bytes | None], links: dict[str, str], p
         os.symlink(target, f"{root}/dev/{name}")
     os.symlink("/proc/self/fd/2", f"{root}/dev/stderr")
     os.makedirs(root + TOOLS)
+    with open(root + cell.HOLDER, "wb") as file:
+        file.write(holder.program())
+    # Readable by nobody: see the holder's exec.
+    os.chmod(root + cell.HOLDER, 0o111)
     for name in ("python", "python3"):
         os.symlink(python, f"{root}{TOOLS}/{name}")
 

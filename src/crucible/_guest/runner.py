@@ -22,8 +22,9 @@ _MAX_FDS = 8
 class Runner:
     """One call at a time: read a frame, do it, reply."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    _sock: socket.socket
+
+    def __init__(self) -> None:
         self._user = execution.UserCode()
         self._operations: dict[str, Callable[[Head, bytes, list[int]], Outcome]] = {
             "run": self._run,
@@ -34,7 +35,8 @@ class Runner:
             "tests": self._run_tests,
         }
 
-    def serve(self) -> NoReturn:
+    def serve(self, sock: socket.socket) -> NoReturn:
+        self._sock = sock
         self._send(_wire.pack(_wire.READY, 0, b"{}"))
         reader = _wire.FrameReader()
         while True:

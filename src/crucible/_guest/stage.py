@@ -19,6 +19,8 @@ from .._kernel import namespaces, sys, userns
 
 def main(control: int, watch: int, *inherited: int) -> NoReturn:
     sock = socket.socket(fileno=control)
+    # A terminal's Ctrl-C is for the user's program alone.
+    os.setsid()
     try:
         sys.unshare(userns.CLONE_NEWUSER)
         _link.send(sock, {"op": "unshared"})

@@ -13,7 +13,7 @@ import traceback
 from typing import Any, NoReturn
 
 from .. import _link
-from .._kernel import caps, cgroups, namespaces, signalfd
+from .._kernel import caps, cgroups, signalfd, sys, vfork
 from . import image, runner
 
 
@@ -47,7 +47,10 @@ class Zygote:
         self._seed: int | None = config["seed"]
         self._running: dict[int, int] = {}
         caps.hide_from_peers()
+        # Images are children of a child that has ended: they come to us.
+        sys.become_subreaper()
         self._preload(config["preload"])
+        self._runner = runner.Runner()
         # A collection in an image would touch, and so copy, every object it inherited.
         gc.collect()
         gc.freeze()
@@ -97,16 +100,13 @@ class Zygote:
         return True
 
     def _spawn(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
-        namespaces.enter(fds[0], namespaces.CLONE_NEWPID)
-        pid = os.fork()
-        if pid == 0:
-            self._become(message, fds)
+        pid = vfork.call(lambda: self._fork_image(message, fds))
         self._running[pid] = message["id"]
         return {"pid": pid}, (os.pidfd_open(pid),)
 
-    def _become(self, message: _link.Message, fds: list[int]) -> NoReturn:
-        try:
-            plan = image.ImagePlan(
+    def _fork_image(self, message: _link.Message, fds: list[int]) -> int:
+        image.lock_down(
+            image.ImagePlan(
                 holder=fds[0],
                 control=fds[1],
                 stdout=fds[2],
@@ -119,11 +119,21 @@ class Zygote:
                 max_processes=message["max_processes"],
                 max_file_size=message["max_file_size"],
             )
-            sock = image.become_runner(plan)
-            os.environ.update(message["env"])
+        )
+        pid = os.fork()
+        if pid == 0:
+            self._live(message["env"])
+        return pid
+
+    def _live(self, env: dict[str, str]) -> NoReturn:
+        """Be the runner, in the image."""
+        try:
+            os.setsid()
+            signalfd.unblock_all()
+            os.environ.update(env)
             if self._seed is not None:
                 _seed_generators(self._seed)
-            runner.Runner(sock).serve()
+            self._runner.serve(socket.socket(fileno=image.CONTROL))
         except BaseException:
             # The supervisor's end of stderr is the place for last words.
             traceback.print_exc()

@@ -29,8 +29,7 @@ LAST = _last_capability()
 
 
 def drop_bounding_set() -> None:
-    for capability in range(LAST + 1):
-        sys.prctl(_PR_CAPBSET_DROP, capability)
+    sys.prctl_each(_PR_CAPBSET_DROP, range(LAST + 1))
 
 
 def no_new_privs() -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+import attrs
 
 from .. import errors
 from .._wire import CHUNK
@@ -50,8 +51,8 @@ class _Descriptor:
 class HostFolder:
     """A folder, the place in it where the next step happens, and the file being copied there.
 
-    Its steps block; `run` does one in a worker thread. Below the folder itself, every name is opened
-    relative to its directory's descriptor and never through a link.
+    Its steps block; `run` does one in a worker thread. Below the folder itself, every name is
+    opened relative to its directory's descriptor and never through a link.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class HostFolder:
         self._closed = False
         self._path = b""
         self._place = b""
+        self._begun = b""
         self._root, self._here, self._file = _Descriptor(), _Descriptor(), _Descriptor()
 
     async def run(self, step: Callable[..., T], *args: object) -> T:
@@ -80,7 +82,7 @@ class HostFolder:
                 self.close()
 
     def close(self) -> None:
-        """Idempotent. Never waits: a step that is still running closes the descriptors when it ends.
+        """Idempotent. Never waits: a step that still runs closes the descriptors when it ends.
 
         A task that is cancelled twice on asyncio does not wait for the thread, whose step goes on.
         """
@@ -97,6 +99,11 @@ class HostFolder:
         path = os.path.join(self.path(), os.fsencode(last))
         return host_error(error, path)
 
+    @property
+    def top(self) -> bytes:
+        """The folder's absolute path."""
+        return self._path
+
     def path(self, name: bytes = b"") -> bytes:
         """The host's path of a name at the place, for messages."""
         return os.path.join(self._path, self._place, name).rstrip(b"/") or b"/"
@@ -105,12 +112,12 @@ class HostFolder:
 
     def open(self, path: bytes) -> None:
         """Begin at this folder, whose own path is the caller's: links in it are followed."""
-        self._path = path
+        self._path = os.path.join(os.getcwdb(), path)
         self._root.put(os.open(path, _FOLDER))
         self._here.put(os.dup(self._root.number))
 
     def enter(self, place: bytes, make: int | None = None) -> None:
-        """Go to a folder below; with `make`, it is made with that mode unless it is there already."""
+        """Go to a folder below; with `make`, it is made with that mode unless it is there."""
         above, name = os.path.split(place)
         if above != self._place:
             self._here.put(self._walk(above))
@@ -160,16 +167,21 @@ class HostFolder:
         return bytes(data)
 
     def write_first(self, name: bytes, mode: int, data: bytes) -> None:
-        """Make a file, instead of a regular one that is there: nothing else is ever replaced."""
+        """Begin a file, instead of a regular one that is there: nothing else is ever replaced."""
         self._clear(name)
         # Readable to its owner whatever the sandbox says; the umask of the host applies.
         self._file.put(os.open(name, _CREATE, mode & 0o777 | 0o600, dir_fd=self._here.number))
+        self._begun = name
         self.write_more(data)
 
     def write_more(self, data: bytes) -> None:
+        """Go on; a piece shorter than CHUNK ends the file."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(self._file.number, rest) :]
+        if len(data) < CHUNK:
+            self._file.close()
+            self._begun = b""
 
     def _clear(self, name: bytes) -> None:
         here = self._here.number
@@ -178,13 +190,12 @@ class HostFolder:
                 raise OSError(errno.EEXIST, "something that is no regular file is there", name)
             os.unlink(name, dir_fd=here)
 
-    def finish(self) -> None:
+    def discard(self) -> None:
+        """Remove the file that was begun and not ended, if there is one."""
         self._file.close()
-
-    def discard(self, name: bytes) -> None:
-        """Remove the file that was begun."""
-        self._file.close()
-        os.unlink(name, dir_fd=self._here.number)
+        name, self._begun = self._begun, b""
+        if name:
+            os.unlink(name, dir_fd=self._here.number)
 
 
 def host_error(error: OSError, path: bytes | str) -> errors.FileError:
@@ -192,22 +203,32 @@ def host_error(error: OSError, path: bytes | str) -> errors.FileError:
     return file_error(number, f"on the host: {error.strerror or error}", path)
 
 
-def find_source(path: str) -> tuple[bytes, bytes]:
-    """(folder, name) of a file to upload, or (folder, b"") of a tree. Links in the path are followed."""
+@attrs.frozen
+class Source:
+    """What to upload: the folder, and for a single file its name there and the name asked for."""
+
+    folder: bytes
+    name: bytes = b""
+    own_name: bytes = b""
+
+
+def find_source(path: str) -> Source:
+    """Find what a path of the host means. Links in it are followed: it is the caller's own."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            return os.fsencode(path), b""
+            return Source(os.fsencode(path))
         if stat.S_ISREG(mode):
+            own_name = os.path.basename(os.path.abspath(path))
             folder, name = os.path.split(os.path.realpath(os.fsencode(path)))
-            return folder, name
+            return Source(folder, name, os.fsencode(own_name))
     except OSError as error:
         raise host_error(error, path) from None
     raise file_error(errno.EINVAL, "on the host: neither a file nor a directory", path)
 
 
 def make_target(path: str, name: bytes | None) -> tuple[bytes, bytes]:
-    """(folder, name) for a download, the folder made: a file named `name`, or a tree if it is None."""
+    """The (folder, name) of a download, the folder made. For a tree: None in, b"" out."""
     target = os.fsencode(path)
     try:
         if not target:

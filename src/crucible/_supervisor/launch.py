@@ -68,15 +68,14 @@ async def _start(plan: BuilderPlan, words: LastWords, ours: socket.socket, their
         _link.send(ours, {"op": "mapped"})
         started = await _answer(ours, words, "builder")
         builder = pidfd.open_pid(started["pid"])
-        with memory_file(plan.seccomp) as program:
-            config = {
-                "identity": attrs.asdict(plan.identity),
-                "cgroup": plan.cgroup_config(),
-                "prefixes": list(plan.prefixes),
-                "package": _PACKAGE,
-                "python": plan.python,
-            }
-            _link.send(ours, config, (program,))
+        config = {
+            "identity": attrs.asdict(plan.identity),
+            "cgroup": plan.cgroup_config(),
+            "prefixes": list(plan.prefixes),
+            "package": _PACKAGE,
+            "python": plan.python,
+        }
+        _link.send(ours, config)
         await _answer(ours, words, "ready")
         return builder
     except BaseException:

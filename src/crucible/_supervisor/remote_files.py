@@ -11,7 +11,7 @@ import errno
 import os
 import posixpath
 from collections.abc import Awaitable, Callable
-from typing import Annotated, NoReturn, Protocol
+from typing import Annotated, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -52,7 +52,9 @@ def inside(path: str | os.PathLike[str]) -> bytes:
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise file_error(errno.EINVAL, "a path with a character that no file name holds", path) from None
+        raise file_error(
+            errno.EINVAL, "a path with a character that no file name holds", path
+        ) from None
     if b"\0" in data:
         raise file_error(errno.EINVAL, "a path with a null byte", path)
     return b"/" + data.lstrip(b"/")
@@ -81,7 +83,18 @@ class Entry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         return self.latin_name.encode("latin-1")
 
 
-_Page = tuple[list[Entry], bool]
+class Page(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A part of a directory; and whether more of it follows."""
+
+    entries: Annotated[list[Entry], msgspec.Meta(max_length=_PAGE)]
+    more: bool
+
+    def last(self, before: bytes) -> bytes:
+        """The last name so far."""
+        return self.entries[-1].name if self.entries else before
+
+
+T = TypeVar("T")
 
 
 class Request(Protocol):
@@ -100,14 +113,14 @@ class RemoteFiles:
         answer = await self._request("stat", path, follow)
         return _decode(answer, Entry, "stat", path)
 
-    async def page(self, path: bytes, after: bytes) -> _Page:
-        """The entries of a directory whose names are beyond `after`, in order; and whether more follow."""
+    async def page(self, path: bytes, after: bytes) -> Page:
+        """A directory's entries with names beyond `after`, in order, and whether more follow."""
         answer = await self._request("list", path, after, _PAGE)
-        entries, more = _decode(answer, _Page, "list", path)
-        _check_names(entries, after, path)
-        if more and not entries:
+        page = _decode(answer, Page, "list", path)
+        _check_names(page.entries, after, path)
+        if page.more and not page.entries:
             _malformed("list", path, "an empty page before the last")
-        return entries, more
+        return page
 
     async def read(self, path: bytes, offset: int, *, follow: bool) -> tuple[int, bytes]:
         """(size of the file as claimed, a piece of it); a piece shorter than CHUNK is the last."""
@@ -116,7 +129,7 @@ class RemoteFiles:
             case (int(size), bytes(data)) if 0 <= size <= _LARGEST and len(data) <= CHUNK:
                 return size, data
             case _:
-                _malformed("read", path, "not a size and a piece of the file")
+                return _malformed("read", path, "not a size and a piece of the file")
 
     async def write(
         self,
@@ -127,7 +140,10 @@ class RemoteFiles:
         *,
         parents: bool = False,
     ) -> int:
-        """Make a file of `first` and what `more` gives, up to a piece shorter than CHUNK. Returns its size."""
+        """Make a file of `first` and what `more` gives, up to a piece shorter than CHUNK.
+
+        Returns its size in bytes.
+        """
         piece, offset = first, 0
         while len(piece) == CHUNK:
             await self._request("write", path, offset, piece, None, parents)
@@ -151,7 +167,7 @@ class RemoteFiles:
         await self._request("remove", path, recursive, missing_ok)
 
 
-def _decode[T](answer: object, shape: type[T], operation: str, path: bytes) -> T:
+def _decode(answer: object, shape: type[T], operation: str, path: bytes) -> T:
     if type(answer) is not bytes:
         _malformed(operation, path, f"a value of type {type(answer).__name__}")
     try:

@@ -13,7 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -47,10 +47,12 @@ class _Record:
         return value
 
     def texts(self, field: str) -> list[str]:
-        value = self.fields.get(field)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        value: object = self.fields.get(field)
+        items = cast("list[object]", value) if isinstance(value, list) else [None]
+        texts = [item for item in items if isinstance(item, str)]
+        if len(texts) != len(items):
             raise self.fail(f"the field {field!r} must be a list of texts")
-        return value
+        return texts
 
     def task_id(self) -> str:
         value = self.fields.get("task_id")
@@ -83,7 +85,7 @@ def load_answers(path: PathLike, tasks: Iterable[Task]) -> list[tuple[Task, str]
     Raises TaskFormatError for a record of another shape or an unknown task_id, and OSError.
     """
     known = {task.task_id: task for task in tasks}
-    answers = []
+    answers: list[tuple[Task, str]] = []
     for record in _records(path):
         task = known.get(record.task_id())
         if task is None:
@@ -224,10 +226,10 @@ def _lines(name: str, text: str) -> Iterator[_Record]:
             yield _record(name, f"line {number}", _json(name, f"line {number}", line))
 
 
-def _record(name: str, place: str, value: object) -> _Record:
+def _record(name: str, place: str, value: Any) -> _Record:
     if not isinstance(value, dict):
         raise TaskFormatError(f"{name}, {place}: not a JSON object")
-    return _Record(name, place, value)
+    return _Record(name, place, cast("dict[str, Any]", value))
 
 
 def _json(name: str, place: str, text: str) -> Any:

@@ -78,13 +78,16 @@ async def grade(
     task: Task,
     answer: str,
     *,
-    limits: Limits = ANSWER_LIMITS,
-    judge_limits: Limits = JUDGE_LIMITS,
+    limits: Limits | None = None,
+    judge_limits: Limits | None = None,
 ) -> Verdict:
     """Grade the program `answer`. `limits` hold for its loading and, again, for all of its calls.
 
+    What is None in the limits is as in ANSWER_LIMITS and JUDGE_LIMITS, then as the pool says.
     Raises GradingError if the machine failed, and there is no verdict.
     """
+    limits = (limits or Limits()).over(ANSWER_LIMITS)
+    judge_limits = (judge_limits or Limits()).over(JUDGE_LIMITS)
     async with pool.pair() as (answer_box, judge_box):
         loaded = await answer_box.run(answer, limits=limits)
         failure = _load_failure(loaded)
@@ -103,11 +106,11 @@ async def _try(
     answer_end, judge_end = socket.socketpair()
 
     async def serve() -> None:
-        serving = answer_box._serve_answer(answer_end, limits=limits)  # noqa: SLF001
+        serving = answer_box._serve_answer(answer_end, limits=limits)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         results["served"] = await serving
 
     async def judge() -> None:
-        results["judged"] = await judge_box._run_tests(  # noqa: SLF001
+        results["judged"] = await judge_box._run_tests(  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
             judge_end,
             setup=task.setup,
             tests=task.tests,
@@ -126,9 +129,9 @@ async def _try(
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group: the second is a consequence of it."""
-    first = group.exceptions[0]
-    return _only_error(first) if isinstance(first, BaseExceptionGroup) else first
+    """The first error in a group: a second, or a cancellation, is a consequence of it."""
+    errors = (error for error in group.exceptions if isinstance(error, Exception))
+    return next(errors, group.exceptions[0])
 
 
 def _load_failure(loaded: Result) -> TestOutcome | None:
