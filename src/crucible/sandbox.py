@@ -293,6 +293,7 @@ class Sandbox(anyio.abc.AsyncResource):
         guest, meter = self._guest, self._meter
         meter.begin(limits.memory or 0, self._process_limit(limits))
         ending = calls.Ending()
+        guest.before_kill = meter.capture
         with self._pool._counted_call(), self._killed_if_cancelled():  # pyright: ignore[reportPrivateUsage]
             begin()
             outputs = outputs or (guest.stdout, guest.stderr)

@@ -7,6 +7,7 @@ whatever reason, the kernel ends every process of the pool.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -83,6 +84,8 @@ class Builder:
         return cell.INSIDE_ID if self._identity["mode"] == "root" else 0
 
     def run(self) -> None:
+        # A loop without cycles: a collection would find nothing.
+        gc.disable()
         poll = select.poll()
         for fd in (self._sock.fileno(), self._watch, self._children):
             poll.register(fd, select.POLLIN)

@@ -54,6 +54,7 @@ class Zygote:
         # A collection in an image would touch, and so copy, every object it inherited.
         gc.collect()
         gc.freeze()
+        gc.disable()
         _link.send(sock, {"op": "ready", "version": list(python.version_info[:3])})
 
     def _preload(self, names: list[str]) -> None:
@@ -130,6 +131,7 @@ class Zygote:
         try:
             os.setsid()
             signalfd.unblock_all()
+            gc.enable()
             os.environ.update(env)
             if self._seed is not None:
                 _seed_generators(self._seed)

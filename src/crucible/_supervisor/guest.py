@@ -51,6 +51,7 @@ class Guest:
         self.dead = False  # no call will be answered any more
         self.wake = anyio.Event()
         self.on_death: Callable[[Guest], None] | None = None
+        self.before_kill: Callable[[], None] | None = None
         self.stdout, self.stderr = Output(0), Output(0)
         self._attached: set[Closable] = set()
         for fd in (self._out, self._err):
@@ -193,6 +194,8 @@ class Guest:
 
     def kill(self) -> None:
         """Kill every process of the sandbox, now: pid 1 of its namespace takes them along."""
+        if self.before_kill is not None and not self.dead:
+            self.before_kill()
         if self.holder >= 0:
             pidfd.kill(self.holder)
         if self.runner >= 0:

@@ -29,6 +29,9 @@ class Meter(Protocol):
     def cpu_seconds(self) -> float | None:
         """Processor time of the call so far; None where nobody can tell at once."""
 
+    def capture(self) -> None:
+        """The sandbox is about to be killed, and its counters with it: read them now."""
+
     async def end(self) -> Reading: ...
 
 
@@ -39,31 +42,46 @@ class CgroupMeter:
         self._cgroup, self._name = cgroup, name
         self._reader = cgroup.reader(name)
         self._limits = (memory, processes)
+        # A fresh cell begins at nothing; later calls begin where the one before ended.
+        self._fresh = True
         self._cpu = self._kills = self._hits = 0
+        self._captured: Reading | None = None
 
     def begin(self, memory: int, processes: int) -> None:
         if (memory, processes) != self._limits:
             self._cgroup.set_limits(self._name, memory_bytes=memory, processes=processes)
             self._limits = (memory, processes)
-        self._reader.reset_memory_peak()
-        self._cpu = self._reader.cpu_ns() or 0
-        self._kills, self._hits = self._reader.oom_kills(), self._reader.process_limit_hits()
+        if not self._fresh:
+            # What ran in the background since the last call is not this one's.
+            self._reader.reset_memory_peak()
+            self._cpu = self._reader.cpu_ns() or 0
+        self._fresh = False
 
     def cpu_seconds(self) -> float | None:
         used = self._reader.cpu_ns()
         return None if used is None else (used - self._cpu) / 1e9
 
+    def capture(self) -> None:
+        if self._captured is None:
+            self._captured = self._read()
+
     async def end(self) -> Reading:
+        reading, self._captured = self._captured or self._read(), None
+        return reading
+
+    def _read(self) -> Reading:
+        kills, hits = self._kills, self._hits
         try:
+            self._kills, self._hits = self._reader.oom_kills(), self._reader.process_limit_hits()
             return Reading(
                 cpu=self.cpu_seconds(),
                 peak=self._reader.memory_peak(),
                 processes=self._reader.processes(),
-                oom=self._reader.oom_kills() > self._kills,
-                crowded=self._reader.process_limit_hits() > self._hits,
+                oom=self._kills > kills,
+                crowded=self._hits > hits,
             )
         except OSError:
-            # The cell was removed meanwhile, since its sandbox died.
+            # The builder died, and a later pool has swept the cell's cgroup away.
             return Reading()
 
 
@@ -80,6 +98,9 @@ class AccountedMeter:
 
     def cpu_seconds(self) -> float | None:
         return self._guest.cpu_used
+
+    def capture(self) -> None:
+        pass
 
     async def end(self) -> Reading:
         request = {"op": "unwatch", "cell": self._guest.number}

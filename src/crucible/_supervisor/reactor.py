@@ -36,10 +36,9 @@ class Reactor:
 
     async def run(self) -> None:
         while True:
+            # A checkpoint even when something is ready: other tasks get their turn all the same.
             await anyio.wait_readable(self._epoll.fileno())
             self._dispatch()
-            # Callbacks may keep descriptors ready for ever: others get their turn all the same.
-            await anyio.lowlevel.checkpoint()
 
     def _dispatch(self) -> None:
         for fd, events in self._epoll.poll(0, 256):
