@@ -86,6 +86,7 @@ class Builder:
     def run(self) -> None:
         # A loop without cycles: a collection would find nothing.
         gc.disable()
+        sys.set_name("crucible-build")
         poll = select.poll()
         for fd in (self._sock.fileno(), self._watch, self._children):
             poll.register(fd, select.POLLIN)

@@ -37,6 +37,11 @@ class UserCode:
         signal.signal(signal.SIGINT, self._on_interrupt)
         self._reopen_stdio()
 
+    def forget(self) -> None:
+        """Let the next run be the first."""
+        self._count = 0
+        linecache.cache.clear()
+
     @property
     def namespace(self) -> dict[str, Any]:
         return self._module.__dict__

@@ -41,6 +41,8 @@ def lock_down(plan: ImagePlan) -> None:
     namespaces.enter(plan.holder, namespaces.CELL)
     # Only now, since /dev and /workspace are the cell's.
     _take_stdio(plan)
+    sys.unblock_signals()
+    sys.set_name("python")
     os.chdir("/workspace")
     os.umask(0o022)
     rlimits.apply(

@@ -49,6 +49,7 @@ class Zygote:
         caps.hide_from_peers()
         # Images are children of a child that has ended: they come to us.
         sys.become_subreaper()
+        sys.set_name("crucible-zygote")
         self._preload(config["preload"])
         self._runner = runner.Runner()
         # A collection in an image would touch, and so copy, every object it inherited.
@@ -129,10 +130,11 @@ class Zygote:
     def _live(self, env: dict[str, str]) -> NoReturn:
         """Be the runner, in the image."""
         try:
+            # Little is done here: every page that the image touches is copied for it.
             os.setsid()
-            signalfd.unblock_all()
             gc.enable()
-            os.environ.update(env)
+            for name in env:
+                os.environ[name] = env[name]
             if self._seed is not None:
                 _seed_generators(self._seed)
             self._runner.serve(socket.socket(fileno=image.CONTROL))

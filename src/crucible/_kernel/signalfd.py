@@ -33,10 +33,3 @@ def reap() -> list[tuple[int, int]]:
         if pid == 0:
             return ended
         ended.append((pid, status))
-
-
-def unblock_all() -> None:
-    """Give an image the signal state of a fresh process: nothing blocked, everything default."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)

@@ -44,6 +44,7 @@ _libc.capset.argtypes = [_ptr, _ptr]
 _libc.capget.argtypes = [_ptr, _ptr]
 _libc.signalfd.argtypes = [_int, _ptr, _int]
 _libc.sigemptyset.argtypes = [_ptr]
+_libc.sigprocmask.argtypes = [_int, _ptr, _ptr]
 _libc.sigaddset.argtypes = [_ptr, _int]
 _libc.setgroups.argtypes = [ctypes.c_size_t, _ptr]
 _libc.signal.argtypes = [_int, _ptr]
@@ -103,6 +104,17 @@ def prctl_each(operation: int, values: range) -> None:
     for value in values:
         if call(operation, value, 0, 0, 0):
             check(-1, f"prctl({operation}, {value})")
+
+
+def unblock_signals() -> None:
+    """Block no signal: the kernel's business alone, Python keeps no record of it."""
+    check(_libc.sigprocmask(2, ctypes.create_string_buffer(128), None), "sigprocmask")
+
+
+def set_name(name: str) -> None:
+    """What `ps` and `top` show, at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode())
+    prctl(15, ctypes.addressof(buffer))
 
 
 def become_subreaper() -> None:

@@ -26,6 +26,8 @@ _STORM = 5  # failures in a row before they are reported instead of tried again
 _BUILD_SECONDS = 20.0
 _PRELOAD_SECONDS = 300.0
 _REAP_SECONDS = 10.0
+_REFILL_PAUSE = 0.003
+_REFILL_PATIENCE = 0.05
 Answer = tuple[_link.Message, list[int]]
 
 
@@ -477,9 +479,11 @@ class Factory:
         return None
 
     async def _yield_to_calls(self) -> None:
-        with anyio.move_on_after(0.1):
-            while self.busy_calls >= (os.cpu_count() or 1):
-                await anyio.sleep(0.01)
+        """Let a caller who just took a sandbox use it first; but not for ever."""
+        with anyio.move_on_after(_REFILL_PATIENCE):
+            await anyio.sleep(_REFILL_PAUSE)
+            while self.busy_calls:
+                await anyio.sleep(_REFILL_PAUSE)
 
     # The end.
 
