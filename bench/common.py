@@ -20,7 +20,9 @@ Figures = dict[str, float]
 
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures as one flat object")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help="write the figures as one flat object"
+    )
     return parser
 
 

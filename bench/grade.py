@@ -16,7 +16,17 @@ from common import Figures, arguments, per_second, report
 import crucible
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "mbpp" / "mbpp.jsonl"
-PRELOAD = ("math", "re", "collections", "itertools", "functools", "heapq", "string", "operator", "typing")
+PRELOAD = (
+    "math",
+    "re",
+    "collections",
+    "itertools",
+    "functools",
+    "heapq",
+    "string",
+    "operator",
+    "typing",
+)
 
 
 async def graded(tasks: list[crucible.Task], figures: Figures) -> None:
@@ -31,7 +41,9 @@ async def graded(tasks: list[crucible.Task], figures: Figures) -> None:
 
         for in_flight in (1, 8):
             passed = 0
-            figures[f"answers_per_second_{in_flight}"] = await per_second(work, len(tasks), in_flight)
+            figures[f"answers_per_second_{in_flight}"] = await per_second(
+                work, len(tasks), in_flight
+            )
         figures["passed_share"] = passed / len(tasks)
 
 

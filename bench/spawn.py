@@ -13,17 +13,53 @@ import sys
 import time
 
 import anyio
-from common import BARE, PLAIN, Figures, arguments, median, per_second, percentile, report, time_command
+from common import (
+    BARE,
+    PLAIN,
+    Figures,
+    arguments,
+    median,
+    per_second,
+    percentile,
+    report,
+    time_command,
+)
 
 import crucible
 
 PYTHON = "/usr/bin/python3"
 SPARES = 8
 BUBBLEWRAP = (
-    *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"),
-    *("--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+    *(
+        "bwrap",
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+    ),
+    *(
+        "--ro-bind",
+        "/usr",
+        "/usr",
+        "--symlink",
+        "usr/lib",
+        "/lib",
+        "--symlink",
+        "usr/lib64",
+        "/lib64",
+    ),
     *("--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
-    *("--tmpfs", "/workspace", "--hostname", "sandbox", "--cap-drop", "ALL", "--chdir", "/workspace"),
+    *(
+        "--tmpfs",
+        "/workspace",
+        "--hostname",
+        "sandbox",
+        "--cap-drop",
+        "ALL",
+        "--chdir",
+        "/workspace",
+    ),
 )
 
 
@@ -45,7 +81,10 @@ async def restocked(pool: crucible.Pool) -> None:
 
 async def latencies(pool: crucible.Pool, rounds: int, figures: Figures) -> None:
     commands = {"bare_python": [PYTHON, *BARE], "plain_python": [PYTHON, *PLAIN]}
-    if shutil.which("bwrap") and subprocess.run([*BUBBLEWRAP, "/usr/bin/true"], capture_output=True).returncode == 0:
+    if (
+        shutil.which("bwrap")
+        and subprocess.run([*BUBBLEWRAP, "/usr/bin/true"], capture_output=True).returncode == 0
+    ):
         commands["bubblewrap_python"] = [*BUBBLEWRAP, PYTHON, *BARE]
     times: dict[str, list[float]] = {name: [] for name in ("spawn", *commands)}
     for _ in range(rounds):

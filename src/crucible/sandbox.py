@@ -9,7 +9,7 @@ import shlex
 import socket
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import anyio
 import attrs
@@ -17,6 +17,7 @@ import msgspec
 
 from . import _values, _wire
 from ._supervisor import calls, commands
+from ._supervisor.desk import Desk
 from ._supervisor.guest import Guest
 from ._supervisor.plan import Plan
 from ._supervisor.reactor import Reactor
@@ -25,9 +26,6 @@ from .files import Files, file_error
 from .policy import Limits
 from .process import Process
 from .results import Layers, Result, Status
-
-if TYPE_CHECKING:
-    from .pool import Pool
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
@@ -42,9 +40,10 @@ class Sandbox(anyio.abc.AsyncResource):
     is False and further use raises `SandboxDiedError`.
     """
 
-    def __init__(self, pool: Pool, guest: Guest, plan: Plan, limits: Limits, layers: Layers) -> None:
-        self._pool, self._guest, self._plan, self._limits = pool, guest, plan, limits
-        self._meter = pool._meter(guest, plan)  # pyright: ignore[reportPrivateUsage]
+    def __init__(
+        self, desk: Desk, guest: Guest, plan: Plan, limits: Limits, layers: Layers
+    ) -> None:
+        self._desk, self._guest, self._plan, self._limits = desk, guest, plan, limits
         self._layers = layers
         self._busy = False
         self._closed = False
@@ -69,7 +68,15 @@ class Sandbox(anyio.abc.AsyncResource):
         return self._limits
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "dead" if self._guest.dead else "busy" if self._busy else "idle"
+        state = (
+            "closed"
+            if self._closed
+            else "dead"
+            if self._guest.dead
+            else "busy"
+            if self._busy
+            else "idle"
+        )
         return f"<crucible.Sandbox {self._guest.number} {state}>"
 
     # Calls.
@@ -103,7 +110,9 @@ class Sandbox(anyio.abc.AsyncResource):
         with self._one_at_a_time():
             result = await self._exchange({"op": "call", "name": name}, body, (), None, None)
         if not result.has_value:
-            raise CallError(f"{name}() gave no plain value: {result.status}: {result.reason}", result)
+            raise CallError(
+                f"{name}() gave no plain value: {result.status}: {result.reason}", result
+            )
         return result.value
 
     async def exec(
@@ -132,7 +141,9 @@ class Sandbox(anyio.abc.AsyncResource):
             try:
                 if on_output is not None:
                     collected.listen(partial(on_output, "stdout"), partial(on_output, "stderr"))
-                return await self._collect(collected, pipes, (argv, os.fspath(cwd), _plain_env(env)), data, full)
+                return await self._collect(
+                    collected, pipes, (argv, os.fspath(cwd), _plain_env(env)), data, full
+                )
             finally:
                 collected.finish()
 
@@ -156,8 +167,10 @@ class Sandbox(anyio.abc.AsyncResource):
                 result = await self._exchange({"op": "start"}, body, pipes.far, None, None)
             pipes.close_far()
             if not result.ok:
-                raise file_error(errno.EAGAIN, f"could not start {argv[0]!r}: {result.reason}", argv[0])
-            await process._wait_started()  # pyright: ignore[reportPrivateUsage]
+                raise file_error(
+                    errno.EAGAIN, f"could not start {argv[0]!r}: {result.reason}", argv[0]
+                )
+            await process._wait_started()
         except BaseException:
             process.close()
             raise
@@ -165,13 +178,17 @@ class Sandbox(anyio.abc.AsyncResource):
 
     # Grading: what the two ends of a membrane do.
 
-    async def _serve_answer(self, channel: socket.socket, *, limits: Limits | None = None) -> Result:
+    async def _serve_answer(
+        self, channel: socket.socket, *, limits: Limits | None = None
+    ) -> Result:
         """Serve the judge's calls of what `__main__` defines, until it closes its end.
 
         Closes `channel` as soon as the runner holds it: only then can the judge see it end.
         """
         with self._one_at_a_time():
-            return await self._exchange({"op": "serve"}, b"", (channel.fileno(),), limits, None, channel)
+            return await self._exchange(
+                {"op": "serve"}, b"", (channel.fileno(),), limits, None, channel
+            )
 
     async def _run_tests(
         self,
@@ -185,7 +202,9 @@ class Sandbox(anyio.abc.AsyncResource):
         """Run a task's tests against the other end. The value is their outcomes. Closes `channel` likewise."""
         body = _values.encode((setup, tuple(tests), entry_point))
         with self._one_at_a_time():
-            return await self._exchange({"op": "tests"}, body, (channel.fileno(),), limits, None, channel)
+            return await self._exchange(
+                {"op": "tests"}, body, (channel.fileno(),), limits, None, channel
+            )
 
     # The inside.
 
@@ -201,12 +220,16 @@ class Sandbox(anyio.abc.AsyncResource):
             self._busy = False
 
     def _check_usable(self) -> None:
-        self._pool._check_process()  # pyright: ignore[reportPrivateUsage]
+        self._desk.check()
         if self._closed:
             raise anyio.ClosedResourceError
         if self._guest.dead:
             last = self._last
-            why = f"{last.status}: {last.reason}" if last is not None else self._guest.fault or "cancelled"
+            why = (
+                f"{last.status}: {last.reason}"
+                if last is not None
+                else self._guest.fault or "cancelled"
+            )
             raise SandboxDiedError(f"this sandbox is dead ({why})", last)
 
     def _full_limits(self, limits: Limits | None) -> Limits:
@@ -215,12 +238,14 @@ class Sandbox(anyio.abc.AsyncResource):
         for name in _FIXED:
             given = getattr(limits, name)
             if given is not None and given != getattr(self._plan, name):
-                raise ValueError(f"Limits.{name} is fixed when a sandbox is built: give it to pool.sandbox()")
+                raise ValueError(
+                    f"Limits.{name} is fixed when a sandbox is built: give it to pool.sandbox()"
+                )
         return limits.over(self._limits)
 
     @property
     def _reactor(self) -> Reactor:
-        return self._pool._reactor  # pyright: ignore[reportPrivateUsage]
+        return self._desk.reactor
 
     async def _collect(
         self,
@@ -246,7 +271,9 @@ class Sandbox(anyio.abc.AsyncResource):
             collected.drain()
             if not refused():
                 return keeper.result()
-            return Result(status=Status.PROCESS_LIMIT, reason="the sandbox could not start a process")
+            return Result(
+                status=Status.PROCESS_LIMIT, reason="the sandbox could not start a process"
+            )
 
         return await self._limited(
             limits,
@@ -290,18 +317,18 @@ class Sandbox(anyio.abc.AsyncResource):
         outputs: calls.Outputs | None,
     ) -> Result:
         """Begin a call, keep its limits, and say what came of it."""
-        guest, meter = self._guest, self._meter
+        guest, meter = self._guest, self._desk.meter
         meter.begin(limits.memory or 0, self._process_limit(limits))
         ending = calls.Ending()
         guest.before_kill = meter.capture
-        with self._pool._counted_call(), self._killed_if_cancelled():  # pyright: ignore[reportPrivateUsage]
+        with self._desk.counted_call(), self._killed_if_cancelled():
             begin()
             outputs = outputs or (guest.stdout, guest.stderr)
             watch = calls.Watch(guest, limits, meter, outputs)
             await calls.watched(guest, watch, limits, done, interrupt, ending)
             wall = watch.elapsed
             reading = await meter.end()
-            inspect = self._pool._factory.inspect  # pyright: ignore[reportPrivateUsage]
+            inspect = self._desk.factory.inspect
             result = await calls.conclude(guest, told, ending, reading, inspect)
         return self._record(calls.finished(result, outputs, ending, reading, wall, self._layers))
 
@@ -321,7 +348,7 @@ class Sandbox(anyio.abc.AsyncResource):
     def _record(self, result: Result) -> Result:
         if self._guest.dead:
             self._last = result
-        self._pool._tell("run", self._guest.number, result.usage.wall, result.status)  # pyright: ignore[reportPrivateUsage]
+        self._desk.tell("run", self._guest.number, result.usage.wall, result.status)
         return result
 
     async def _file_call(self, name: str, *args: object) -> object:
@@ -334,7 +361,9 @@ class Sandbox(anyio.abc.AsyncResource):
         if result.error is not None and result.error.type == "OSError":
             path = str(args[0]) if args else ""
             raise file_error(self._errno(), result.error.message, path)
-        raise SandboxDiedError(f"the file operation ended: {result.status}: {result.reason}", result)
+        raise SandboxDiedError(
+            f"the file operation ended: {result.status}: {result.reason}", result
+        )
 
     def _errno(self) -> int:
         head, _ = _wire.split(self._guest.reply or b"")
@@ -361,6 +390,10 @@ class Sandbox(anyio.abc.AsyncResource):
 
     # The end.
 
+    def kill(self) -> None:
+        """Kill everything in the sandbox at once, without waiting; it is still to be closed."""
+        self._guest.kill()
+
     async def aclose(self) -> None:
         """Kill everything in the sandbox and wait (shielded, bounded) until it is gone. Idempotent."""
         if self._closed:
@@ -368,8 +401,7 @@ class Sandbox(anyio.abc.AsyncResource):
             return
         self._closed = True
         self._guest.kill()
-        await self._pool._discharge(self)  # pyright: ignore[reportPrivateUsage]
-
+        await self._desk.discharge(self._guest)
 
 
 def _plain_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -388,4 +420,3 @@ def argv_of(command: str | Sequence[str]) -> list[str]:
     if not argv or not argv[-1 if isinstance(command, str) else 0]:
         raise ValueError(f"an empty command: {shlex.join(argv)!r}")
     return argv
-

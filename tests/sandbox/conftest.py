@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, BlockBusterFunction
+
+import crucible
 
 # Functions that take a path or a descriptor first, and so may turn out to concern a pseudo file.
 _ON_FILES = (
@@ -50,6 +52,20 @@ def leaves_nothing(request: pytest.FixtureRequest, shares: bool) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def module_leaves_nothing(no_leaks_in_module: None) -> None:
     """The outermost check, around what the module's tests share."""
+
+
+@pytest.fixture(scope="module")
+async def shared_pool(anyio_backend: Any, module_leaves_nothing: None) -> AsyncIterator[crucible.Pool]:
+    """One pool for all tests of a module and a loop, with the default limits and policy."""
+    async with crucible.pool(spares=2) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def box(shared_pool: crucible.Pool) -> AsyncIterator[crucible.Sandbox]:
+    """A fresh sandbox of the shared pool."""
+    async with shared_pool.sandbox() as box:
+        yield box
 
 
 def _also_watch_waiting(guard: BlockBuster) -> None:

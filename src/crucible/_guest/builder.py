@@ -61,10 +61,14 @@ class Builder:
             "unwatch": self._on_unwatch,
         }
 
-    def _open_cgroup(self, config: dict[str, Any] | None, fds: tuple[int, ...]) -> cgroups.PoolCgroup | None:
+    def _open_cgroup(
+        self, config: dict[str, Any] | None, fds: tuple[int, ...]
+    ) -> cgroups.PoolCgroup | None:
         if config is None:
             return None
-        return cgroups.PoolCgroup.from_fds(config["version"], dict(zip(config["names"], fds, strict=True)))
+        return cgroups.PoolCgroup.from_fds(
+            config["version"], dict(zip(config["names"], fds, strict=True))
+        )
 
     def _prepare_root(self, config: dict[str, Any]) -> None:
         try:
@@ -76,9 +80,14 @@ class Builder:
             self._seeds = root.SeedStore(self._host, self._seed_owner())
             caps.hide_from_peers()
         except OSError as error:
-            _link.send(self._sock, {"op": "failed", "errno": error.errno, "error": error.strerror or str(error)})
+            _link.send(
+                self._sock,
+                {"op": "failed", "errno": error.errno, "error": error.strerror or str(error)},
+            )
             os._exit(1)
-        _link.send(self._sock, {"op": "ready", "pid_namespace": os.stat("/proc/self/ns/pid").st_ino})
+        _link.send(
+            self._sock, {"op": "ready", "pid_namespace": os.stat("/proc/self/ns/pid").st_ino}
+        )
 
     def _seed_owner(self) -> int:
         return cell.INSIDE_ID if self._identity["mode"] == "root" else 0
@@ -121,7 +130,9 @@ class Builder:
 
     # What the supervisor asks for: (reply, descriptors that go with it and are then closed).
 
-    def _on_cell(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _on_cell(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         number = message["id"]
         if self._cgroup is not None:
             self._cgroup.make_cell(f"c{number}", message["memory"], message["processes"])
@@ -170,7 +181,9 @@ class Builder:
         return kernel_id, kernel_id
 
     def _clone_binds(self, binds: list[list[Any]], trees: list[tuple[int, str]]) -> None:
-        wanted = [(path, path, False) for path in self._home_binds] + [tuple(bind) for bind in binds]
+        wanted = [(path, path, False) for path in self._home_binds] + [
+            tuple(bind) for bind in binds
+        ]
         if not wanted:
             return
         with mounts.in_namespace(self._host):
@@ -190,7 +203,9 @@ class Builder:
         finally:
             mounts.remount_read_only("/")
 
-    def _on_zygote(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _on_zygote(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         inherited = [fds[0], *self._cgroup_fds]
         boot = f"{root.PACKAGE}/_guest/boot.py"
         argv = [message["python"], "-s", "-P", "-B", boot, "zygote", *map(str, inherited)]
@@ -200,14 +215,20 @@ class Builder:
         self._zygotes.add(pid)
         return {"pid": pid}, (os.pidfd_open(pid),)
 
-    def _on_limits(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _on_limits(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         if self._cgroup is not None:
             self._cgroup.set_limits(
-                f"c{message['cell']}", memory_bytes=message["memory"], processes=message["processes"]
+                f"c{message['cell']}",
+                memory_bytes=message["memory"],
+                processes=message["processes"],
             )
         return {}, ()
 
-    def _on_inspect(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _on_inspect(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         pid = self._pids.get(message["cell"])
         return {"disk_free": self._free(pid) if pid is not None else None}, ()
 
@@ -223,10 +244,14 @@ class Builder:
     def _on_watch(self, message: _link.Message, fds: list[int]) -> tuple[None, tuple[int, ...]]:
         holder = self._pids.get(message["cell"])
         if holder is not None:
-            self._accountant.watch(message["cell"], holder, message["runner"], message["memory"], message["processes"])
+            self._accountant.watch(
+                message["cell"], holder, message["runner"], message["memory"], message["processes"]
+            )
         return None, ()
 
-    def _on_unwatch(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _on_unwatch(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         return self._accountant.unwatch(message["cell"]), ()
 
     def _reap(self) -> None:

@@ -52,9 +52,11 @@ class UserCode:
             raise KeyboardInterrupt
 
     def _reopen_stdio(self) -> None:
-        python.stdin = python.__stdin__ = _text(0, "r")
-        python.stdout = python.__stdout__ = _text(1, "w")
-        python.stderr = python.__stderr__ = _text(2, "w", errors="backslashreplace", line_buffering=True)
+        python.stdin = vars(python)["__stdin__"] = _text(0, "r")
+        python.stdout = vars(python)["__stdout__"] = _text(1, "w")
+        python.stderr = vars(python)["__stderr__"] = _text(
+            2, "w", errors="backslashreplace", line_buffering=True
+        )
 
     @contextlib.contextmanager
     def standard_input(self, fd: int | None) -> Iterator[None]:
@@ -63,14 +65,14 @@ class UserCode:
             yield
             return
         os.dup2(fd, 0)
-        python.stdin = python.__stdin__ = _text(0, "r")
+        python.stdin = vars(python)["__stdin__"] = _text(0, "r")
         try:
             yield
         finally:
             null = os.open("/dev/null", os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            python.stdin = python.__stdin__ = _text(0, "r")
+            python.stdin = vars(python)["__stdin__"] = _text(0, "r")
 
     def run(self, source: str) -> Outcome:
         """Execute `source`; the value of a last expression goes back if it is plain."""
@@ -136,7 +138,11 @@ class UserCode:
         try:
             return describe(error)
         except BaseException:
-            return {"type": type(error).__qualname__, "message": "(cannot be shown)", "traceback": ""}
+            return {
+                "type": type(error).__qualname__,
+                "message": "(cannot be shown)",
+                "traceback": "",
+            }
         finally:
             self._running = False
 
@@ -155,7 +161,9 @@ class UserCode:
             self._running = False
 
 
-def _text(fd: int, mode: str, errors: str = "replace", line_buffering: bool = False) -> io.TextIOWrapper:
+def _text(
+    fd: int, mode: str, errors: str = "replace", line_buffering: bool = False
+) -> io.TextIOWrapper:
     raw = io.FileIO(fd, mode, closefd=False)
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     handling = "surrogateescape" if mode == "r" else errors
@@ -192,7 +200,11 @@ def _exit_code(code: object) -> int:
 def describe(error: BaseException) -> dict[str, str]:
     """An exception as text; the runner's own frames are left out."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     frames = error.__traceback__
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith("<run"):
         frames = frames.tb_next

@@ -20,7 +20,9 @@ def program() -> bytes:
     machine, code = _CODE[sys.MACHINE]
     size = _HEADERS + len(code)
     identity = b"\x7fELF\x02\x01\x01" + bytes(9)
-    header = struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, _BASE + _HEADERS, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    header = struct.pack(
+        "<HHIQQQIHHHHHH", 2, machine, 1, _BASE + _HEADERS, 64, 0, 0, 64, 56, 1, 0, 0, 0
+    )
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, _PAGE)
     return identity + header + segment + code
 

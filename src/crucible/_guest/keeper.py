@@ -1,9 +1,9 @@
 """The keeper: parent of one command, so that its end and its signals need no turn of the runner.
 
-    supervisor                     keeper
-        │ ◀── "started" / "failed N" ── │
-        │ ── one byte: a signal ──────▶ │     to the command's process group; 0: kill all of it
-        │ ◀────── "exit STATUS" ─────── │     the wait status; the keeper ends with it
+supervisor                     keeper
+    │ ◀── "started" / "failed N" ── │
+    │ ── one byte: a signal ──────▶ │     to the command's process group; 0: kill all of it
+    │ ◀────── "exit STATUS" ─────── │     the wait status; the keeper ends with it
 """
 
 from __future__ import annotations

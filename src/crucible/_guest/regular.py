@@ -41,7 +41,9 @@ def create(path: bytes) -> int:
     """A new file: what was planted there, or has other names as well, is not written through."""
     clear_place(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o600)
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)  # past the umask: the next piece opens it again
+    return fd
 
 
 def clear_place(path: bytes) -> None:

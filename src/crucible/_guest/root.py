@@ -25,7 +25,18 @@ _ETC_TEXTS = {
     "hostname": "sandbox\n",
     "resolv.conf": "",
 }
-_EMPTY = ("proc", "etc", "dev/shm", "workspace", "tmp", "home", "opt/crucible", ".layer", ".tree", ".seed")
+_EMPTY = (
+    "proc",
+    "etc",
+    "dev/shm",
+    "workspace",
+    "tmp",
+    "home",
+    "opt/crucible",
+    ".layer",
+    ".tree",
+    ".seed",
+)
 
 
 def build(prefixes: Iterable[str], package: str, python: str) -> None:
@@ -49,7 +60,11 @@ def build(prefixes: Iterable[str], package: str, python: str) -> None:
 
 
 def _clones(prefixes: Iterable[str], package: str) -> list[tuple[int, str]]:
-    system = [f"/{name}" for name in _SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")]
+    system = [
+        f"/{name}"
+        for name in _SYSTEM
+        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+    ]
     etc = [f"/etc/{name}" for name in _ETC_BINDS if os.path.exists(f"/etc/{name}")]
     wanted = [(path, path) for path in (*system, *etc, *_outermost(prefixes, system))]
     wanted.append((package, PACKAGE))
@@ -68,7 +83,9 @@ def _outermost(prefixes: Iterable[str], covered: list[str]) -> list[str]:
 
 def _read_only(source: str, attributes: int) -> int:
     tree = mounts.clone_tree(source)
-    mounts.restrict(tree, mounts.ATTR_NOSUID | attributes | (mounts.ATTR_RDONLY if attributes else 0))
+    mounts.restrict(
+        tree, mounts.ATTR_NOSUID | attributes | (mounts.ATTR_RDONLY if attributes else 0)
+    )
     return tree
 
 
@@ -90,7 +107,11 @@ def _furnish(root: str, texts: dict[str, bytes | None], links: dict[str, str], p
         if content is not None:
             with open(f"{root}/etc/{name}", "wb") as file:
                 file.write(content)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+    ):
         os.symlink(target, f"{root}/dev/{name}")
     os.symlink("/proc/self/fd/2", f"{root}/dev/stderr")
     os.makedirs(root + TOOLS)
@@ -140,7 +161,9 @@ class SeedStore:
                 shutil.copytree(source, f"/proc/self/fd/{into}", symlinks=True, dirs_exist_ok=True)
             for folder, names, files in os.walk(target):
                 for name in (".", *names, *files):
-                    os.chown(os.path.join(folder, name), self._owner, self._owner, follow_symlinks=False)
+                    os.chown(
+                        os.path.join(folder, name), self._owner, self._owner, follow_symlinks=False
+                    )
             layers_mode(target)
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)

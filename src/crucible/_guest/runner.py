@@ -72,7 +72,10 @@ class Runner:
         try:
             reply, value = self._operations[request["op"]](request, body, fds)
         except OSError as error:
-            reply, value = {"status": "os_error", "errno": error.errno or 0, "note": str(error)}, b""
+            reply, value = (
+                {"status": "os_error", "errno": error.errno or 0, "note": str(error)},
+                b"",
+            )
         finally:
             for fd in fds:
                 with contextlib.suppress(OSError):
@@ -84,16 +87,16 @@ class Runner:
             return self._user.run(body.decode("utf-8", "surrogatepass"))
 
     def _call(self, request: Head, body: bytes, fds: list[int]) -> Outcome:
-        args, kwargs = _values.decode(body)  # type: ignore[misc]
+        args, kwargs = _values.decode(body)
         return self._user.call(request["name"], args, kwargs)
 
     def _start(self, request: Head, body: bytes, fds: list[int]) -> Outcome:
-        argv, cwd, env = _values.decode(body)  # type: ignore[misc]
+        argv, cwd, env = _values.decode(body)
         keeper.start(argv, cwd, env, fds)
         return {"status": "ok"}, b""
 
     def _file(self, request: Head, body: bytes, fds: list[int]) -> Outcome:
-        value = filesystem.handle(request["name"], _values.decode(body))  # type: ignore[arg-type]
+        value = filesystem.handle(request["name"], _values.decode(body))
         return {"status": "ok", "has_value": True}, _values.encode(value)
 
     def _serve_answer(self, request: Head, body: bytes, fds: list[int]) -> Outcome:
@@ -101,13 +104,13 @@ class Runner:
 
     def _run_tests(self, request: Head, body: bytes, fds: list[int]) -> Outcome:
         setup, tests, entry_point = _values.decode(body)
+        outcomes: list[dict[str, str]] = []
 
         def run() -> None:
-            self._judged = judge.run_tests(_take(fds), setup, tests, entry_point)
+            outcomes.extend(judge.run_tests(_take(fds), setup, tests, entry_point))
 
-        self._judged: list[dict[str, Any]] = []
         head, _ = self._user.guarded(run)
-        return {**head, "has_value": True}, _values.encode(self._judged)
+        return {**head, "has_value": True}, _values.encode(outcomes)
 
 
 def _take(fds: list[int]) -> int:

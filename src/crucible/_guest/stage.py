@@ -29,7 +29,9 @@ def main(control: int, watch: int, *inherited: int) -> NoReturn:
         flags = namespaces.CLONE_PARENT | namespaces.CLONE_NEWPID | namespaces.CLONE_NEWNS
         pid = sys.clone(flags | signal.SIGCHLD)
     except OSError as error:
-        _link.send(sock, {"op": "failed", "errno": error.errno, "error": error.strerror or str(error)})
+        _link.send(
+            sock, {"op": "failed", "errno": error.errno, "error": error.strerror or str(error)}
+        )
         os._exit(1)
     if pid == 0:
         _become_builder(control, watch, *inherited)

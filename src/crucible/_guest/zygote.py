@@ -101,7 +101,9 @@ class Zygote:
             os.close(fd)
         return True
 
-    def _spawn(self, message: _link.Message, fds: list[int]) -> tuple[_link.Message, tuple[int, ...]]:
+    def _spawn(
+        self, message: _link.Message, fds: list[int]
+    ) -> tuple[_link.Message, tuple[int, ...]]:
         pid = vfork.call(lambda: self._fork_image(message, fds))
         self._running[pid] = message["id"]
         return {"pid": pid}, (os.pidfd_open(pid),)
@@ -148,7 +150,9 @@ class Zygote:
 def _open_cgroup(config: dict[str, Any] | None, fds: tuple[int, ...]) -> cgroups.PoolCgroup | None:
     if config is None:
         return None
-    return cgroups.PoolCgroup.from_fds(config["version"], dict(zip(config["names"], fds, strict=True)))
+    return cgroups.PoolCgroup.from_fds(
+        config["version"], dict(zip(config["names"], fds, strict=True))
+    )
 
 
 def _seed_generators(seed: int) -> None:

@@ -52,7 +52,7 @@ def restrict(tree: int, attributes: int, userns_fd: int = 0) -> None:
     """Set mount attributes on every mount of a detached `tree`."""
     attr = _MountAttr(attributes, 0, 0, userns_fd)
     flags = AT_EMPTY_PATH | AT_RECURSIVE
-    sys.syscall("mount_setattr", tree, b"", flags, ctypes.cast(ctypes.byref(attr), ctypes.c_char_p), 32)  # type: ignore[arg-type]
+    sys.syscall("mount_setattr", tree, b"", flags, bytes(attr), ctypes.sizeof(attr))
 
 
 def attach(tree: int, target: str) -> None:
@@ -60,7 +60,9 @@ def attach(tree: int, target: str) -> None:
     try:
         sys.syscall("move_mount", tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
     except OSError as error:
-        raise OSError(error.errno, f"move_mount on {target!r}: {os.strerror(error.errno or 0)}") from None
+        raise OSError(
+            error.errno, f"move_mount on {target!r}: {os.strerror(error.errno or 0)}"
+        ) from None
 
 
 def bind(source: str, target: str) -> None:
@@ -71,7 +73,9 @@ def remount_read_only(target: str) -> None:
     sys.mount("none", target, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def tmpfs(target: str, *, size: int, inodes: int, mode: str = "0755", flags: int = MS_NOSUID | MS_NODEV) -> None:
+def tmpfs(
+    target: str, *, size: int, inodes: int, mode: str = "0755", flags: int = MS_NOSUID | MS_NODEV
+) -> None:
     """A tmpfs of `size` bytes. Page-rounded by the kernel; the root directory takes one inode."""
     sys.mount("tmpfs", target, "tmpfs", flags, f"size={size},nr_inodes={inodes},mode={mode}")
 

@@ -18,7 +18,13 @@ CLONE_PIDFD = 0x00001000
 
 NAMES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 CELL = (
-    CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
+    CLONE_NEWUSER
+    | CLONE_NEWPID
+    | CLONE_NEWNS
+    | CLONE_NEWNET
+    | CLONE_NEWIPC
+    | CLONE_NEWUTS
+    | CLONE_NEWCGROUP
 )
 # The pid namespace is entered apart, before the fork: setns only changes where children go.
 ALL_BUT_PID = CELL & ~CLONE_NEWPID

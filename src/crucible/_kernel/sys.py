@@ -6,7 +6,6 @@ All functions raise `OSError` with the operation's name when the kernel refuses.
 import ctypes
 import os
 
-
 MACHINE = os.uname().machine
 
 # Numbers below 424 differ by architecture; from 424 on the kernel numbers them alike.
@@ -151,7 +150,9 @@ def clone(flags: int, pidfd_out: ctypes.c_int | None = None) -> int:
     address = ctypes.addressof(pidfd_out) if pidfd_out is not None else 0
     # Both architectures take (flags, stack, parent_tid, ...): only the last two differ, unused here.
     return check(
-        _libc.syscall(_long(NR["clone"]), _ulong(flags), _long(0), _ulong(address), _long(0), _long(0)),
+        _libc.syscall(
+            _long(NR["clone"]), _ulong(flags), _long(0), _ulong(address), _long(0), _long(0)
+        ),
         f"clone({flags:#x})",
     )
 

@@ -8,7 +8,9 @@ CLONE_NEWUSER = 0x10000000
 EVERY_ID = 4294967295
 
 
-def write_maps(pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool, proc: str = "/proc") -> None:
+def write_maps(
+    pid: int, uid_map: str, gid_map: str, *, deny_setgroups: bool, proc: str = "/proc"
+) -> None:
     """Write the id maps of the user namespace of `pid`, which the caller must own or govern.
 
     A map line is "inside outside count". `deny_setgroups` is what the kernel asks of a writer

@@ -22,6 +22,7 @@ from .output import Output
 _FIRST_CHECK = 0.01  # seconds
 _HANGUP_SECONDS = 0.25
 _REAP_SECONDS = 5.0
+_BY_ITSELF = frozenset((Status.OK, Status.ERROR, Status.EXITED, Status.SIGNALED))
 _FULL = 4096  # bytes: a file system with less than a page free is full
 
 
@@ -137,7 +138,11 @@ async def buried(guest: Guest) -> None:
 
 
 async def conclude(
-    guest: Guest, told: Callable[[Guest], Result], ending: Ending, reading: Reading, inspect: Inspect
+    guest: Guest,
+    told: Callable[[Guest], Result],
+    ending: Ending,
+    reading: Reading,
+    inspect: Inspect,
 ) -> Result:
     """What came of a call: what the kernel says first, and what the sandbox tells last."""
     guest.drain()
@@ -153,16 +158,26 @@ def finished(
     """The result with its output and what it used."""
     stdout, stderr = outputs
     return attrs.evolve(
-        result,
+        _with_output_limit(result, outputs),
         stdout_bytes=bytes(stdout),
         stderr_bytes=bytes(stderr),
         stdout_truncated=stdout.truncated,
         stderr_truncated=stderr.truncated,
         interrupted=ending.interrupted,
         killed=ending.killed,
-        usage=Usage(wall=wall, cpu=reading.cpu, peak_memory=reading.peak, processes=reading.processes),
+        usage=Usage(
+            wall=wall, cpu=reading.cpu, peak_memory=reading.peak, processes=reading.processes
+        ),
         layers=layers,
     )
+
+
+def _with_output_limit(result: Result, outputs: Outputs) -> Result:
+    """A call that ended before anybody saw that its output was over the limit was over it all the same."""
+    cut = [output for output in outputs if output.truncated]
+    if not cut or result.status not in _BY_ITSELF:
+        return result
+    return _blame(result, Status.OUTPUT_LIMIT, f"more than {len(bytes(cut[0]))} bytes of output")
 
 
 def told(guest: Guest) -> Result:
@@ -180,14 +195,18 @@ def told(guest: Guest) -> Result:
 def _from_reply(reply: Reply, value: Any) -> Result:
     match reply.status:
         case "ok":
-            return Result(status=Status.OK, value=value, has_value=reply.has_value, reason=reply.note)
+            return Result(
+                status=Status.OK, value=value, has_value=reply.has_value, reason=reply.note
+            )
         case "exited":
             code = reply.code & 0xFF
             return Result(status=Status.EXITED, exit_code=code, reason=f"exit status {code}")
         case "error":
             texts = (reply.error.get(name, "") for name in ("type", "message", "traceback"))
             error = ErrorInfo(*texts)
-            return Result(status=Status.ERROR, error=error, reason=f"{error.type}: {error.message}"[:500])
+            return Result(
+                status=Status.ERROR, error=error, reason=f"{error.type}: {error.message}"[:500]
+            )
         case "os_error":
             error = ErrorInfo("OSError", reply.note, "")
             return Result(status=Status.ERROR, error=error, reason=reply.note)
@@ -209,7 +228,9 @@ def from_wait_status(status: int) -> Result:
     """What a wait status says, as EXITED, SIGNALED, or OK for an end with status 0 of a command."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return Result(status=Status.SIGNALED, signal=number, reason=f"ended by {_signal_name(number)}")
+        return Result(
+            status=Status.SIGNALED, signal=number, reason=f"ended by {_signal_name(number)}"
+        )
     code = os.WEXITSTATUS(status)
     return Result(status=Status.EXITED, exit_code=code, reason=f"exit status {code}")
 
@@ -226,7 +247,9 @@ async def _with_limits(
 ) -> Result:
     """The result with the limit that explains it, if one does."""
     if reading.oom:
-        return _blame(result, Status.MEMORY_LIMIT, "the memory limit was met: the kernel killed a process")
+        return _blame(
+            result, Status.MEMORY_LIMIT, "the memory limit was met: the kernel killed a process"
+        )
     if ending.cause is not None:
         cause, reason = ending.cause, ending.reason
         if reading.crowded and cause is Status.TIME_LIMIT:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from ..results import Result, Status
+from . import pipes
 from .calls import from_wait_status
 from .guest import Guest
 from .output import Listener, Output
@@ -21,11 +22,10 @@ _CANNOT_RUN = 126
 
 
 class Feed:
-    """Writes `data` into the pipe `fd`, which it owns, as fast as the reader takes it."""
+    """Writes `data` into the pipe `fd`, which it owns and which does not block, as fast as it is read."""
 
     def __init__(self, reactor: Reactor, fd: int, data: bytes) -> None:
         self._reactor, self._fd, self._data = reactor, fd, memoryview(data)
-        os.set_blocking(fd, False)
         if data:
             reactor.register(fd, self._on_ready, WRITE)
         else:
@@ -35,7 +35,7 @@ class Feed:
         try:
             written = os.write(self._fd, self._data[:_CHUNK])
         except BlockingIOError:
-            return
+            return None
         except OSError:
             # The reader closed its end: it wants no more.
             return self.close()
@@ -54,13 +54,11 @@ class Pipes:
     """The ends of a new command's pipes: `far` go to the sandbox, the others are the caller's."""
 
     def __init__(self) -> None:
-        stdin_far, self.stdin = os.pipe()
-        self.stdout, stdout_far = os.pipe()
-        self.stderr, stderr_far = os.pipe()
+        stdin_far, self.stdin = pipes.towards_sandbox()
+        self.stdout, stdout_far = pipes.out_of_sandbox()
+        self.stderr, stderr_far = pipes.out_of_sandbox()
         self.control, self._control_far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.far = (stdin_far, stdout_far, stderr_far, self._control_far.fileno())
-        for fd in (self.stdin, self.stdout, self.stderr):
-            os.set_blocking(fd, False)
+        self.far: tuple[int, ...] = (stdin_far, stdout_far, stderr_far, self._control_far.fileno())
         self.control.setblocking(False)
 
     def close_far(self) -> None:
@@ -68,7 +66,7 @@ class Pipes:
             for fd in self.far[:3]:
                 os.close(fd)
             self._control_far.close()
-            self.far = ()
+            self.far: tuple[int, ...] = ()
 
     def close(self) -> None:
         self.close_far()
@@ -89,7 +87,9 @@ class Keeper:
     What it says is believed for the command only: it is the sandbox's own word about itself.
     """
 
-    def __init__(self, reactor: Reactor, control: socket.socket, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, reactor: Reactor, control: socket.socket, on_change: Callable[[], None]
+    ) -> None:
         self._reactor, self._control, self._on_change = reactor, control, on_change
         self._text = b""
         self.started = self.lost = False
@@ -140,7 +140,9 @@ class Keeper:
             reason = f"the command could not be started: {os.strerror(self.failure)}"
             return Result(status=Status.EXITED, exit_code=code, reason=reason)
         if self.status is None:
-            return Result(status=Status.SIGNALED, signal=9, reason="the command's keeper was killed")
+            return Result(
+                status=Status.SIGNALED, signal=9, reason="the command's keeper was killed"
+            )
         result = from_wait_status(self.status)
         if result.exit_code == 0:
             return Result(status=Status.OK, exit_code=0)
@@ -176,11 +178,11 @@ class Collected:
         for _ in range(16):
             fd = getattr(self._pipes, name)
             if fd < 0:
-                return
+                return None
             try:
                 data = os.read(fd, _CHUNK)
             except BlockingIOError:
-                return
+                return None
             if not data:
                 self._reactor.unregister(fd)
                 return self._pipes.close_one(name)

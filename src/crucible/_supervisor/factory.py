@@ -13,6 +13,7 @@ import attrs
 
 from .. import _link
 from .._kernel import pidfd
+from ..events import EventKind
 from ..errors import CrucibleError, HelperError, PoolStartError
 from . import launch
 from .guest import Guest
@@ -59,7 +60,7 @@ class Factory:
         plan: launch.BuilderPlan,
         zygotes: Mapping[str, ZygotePlan],
         tasks: anyio.abc.TaskGroup,
-        on_event: Callable[[str, str, float], None],
+        on_event: Callable[[EventKind, str, float], None],
     ) -> None:
         self._reactor, self._plan, self._zygote_plans, self._tasks = reactor, plan, zygotes, tasks
         self._tell = on_event
@@ -167,7 +168,7 @@ class Factory:
         self._failures += 1
         waiting = self._waiting.get(plan)
         if not waiting:
-            return
+            return None
         transient = isinstance(error, HelperError) and self._failures < _STORM
         if transient and not self.closing:
             return self._start_build(plan)
@@ -221,7 +222,9 @@ class Factory:
             raise CrucibleError(f"could not build a cell: {message['error']}")
         guest.holder, guest.cell_pid = fds[0], message["pid"]
 
-    async def _spawn(self, generation: Generation, zygote: Helper, guest: Guest, plan: Plan) -> None:
+    async def _spawn(
+        self, generation: Generation, zygote: Helper, guest: Guest, plan: Plan
+    ) -> None:
         fallback = self._plan.cgroup is None
         request = {
             "op": "spawn",
@@ -281,7 +284,9 @@ class Factory:
         if generation is None or guest.number not in generation.guests:
             return {}
         try:
-            message, _ = await self._ask(generation, generation.builder, {"id": self._next_number(), **request})
+            message, _ = await self._ask(
+                generation, generation.builder, {"id": self._next_number(), **request}
+            )
         except HelperError:
             return {}
         return message
@@ -307,7 +312,10 @@ class Factory:
         sock, fd = await launch.start_builder(self._plan, self._words)
         generation: Generation
         builder = Helper(
-            self._reactor, sock, lambda m, f: self._on_builder(generation, m, f), lambda: self._on_builder_end(generation)
+            self._reactor,
+            sock,
+            lambda m, f: self._on_builder(generation, m, f),
+            lambda: self._on_builder_end(generation),
         )
         builder.pidfd = fd
         generation = Generation(builder)
@@ -331,7 +339,12 @@ class Factory:
             lambda: self._on_zygote_end(generation, name, helper, ready),
         )
         try:
-            request = {"op": "zygote", "id": self._next_number(), "python": plan.interpreter.executable, "env": dict(plan.env)}
+            request = {
+                "op": "zygote",
+                "id": self._next_number(),
+                "python": plan.interpreter.executable,
+                "env": dict(plan.env),
+            }
             _, fds = await self._ask(generation, generation.builder, request, (theirs.fileno(),))
             helper.pidfd = fds[0]
             self._configure(helper, plan)
@@ -380,7 +393,11 @@ class Factory:
                 self._answer(op, message, fds)
 
     def _on_zygote(
-        self, generation: Generation, ready: Reply[_link.Message], message: _link.Message, fds: list[int]
+        self,
+        generation: Generation,
+        ready: Reply[_link.Message],
+        message: _link.Message,
+        fds: list[int],
     ) -> None:
         match message["op"]:
             case "exit":
@@ -420,7 +437,9 @@ class Factory:
     ) -> None:
         if generation.zygotes.get(name) is helper:
             del generation.zygotes[name]
-        ready.set(PoolStartError(f"the zygote of template {name!r} died: {self._words.text[-500:]}"))
+        ready.set(
+            PoolStartError(f"the zygote of template {name!r} died: {self._words.text[-500:]}")
+        )
         self._fail_replies(("spawned",), "the zygote died")
         if helper.pidfd >= 0:
             helper.kill()
@@ -517,5 +536,3 @@ class Factory:
             zygote.close()
         builder.close()
         self._generation = None
-
-

@@ -12,6 +12,7 @@ import anyio
 
 from .. import _wire
 from .._kernel import pidfd
+from . import pipes
 from .output import Output
 from .reactor import READ, WRITE, Reactor
 
@@ -35,8 +36,8 @@ class Guest:
         self.cell_pid = self.runner_pid = 0
         self._sock, self.control_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.setblocking(False)
-        self._out, self.stdout_end = os.pipe()
-        self._err, self.stderr_end = os.pipe()
+        self._out, self.stdout_end = pipes.out_of_sandbox()
+        self._err, self.stderr_end = pipes.out_of_sandbox()
         self._reader = _wire.FrameReader()
         self._outgoing = bytearray()
         self._call = 0
@@ -55,7 +56,6 @@ class Guest:
         self.stdout, self.stderr = Output(0), Output(0)
         self._attached: set[Closable] = set()
         for fd in (self._out, self._err):
-            os.set_blocking(fd, False)
             reactor.register(fd, self._on_output)
         reactor.register(self._sock.fileno(), self._on_control)
 
@@ -108,7 +108,7 @@ class Guest:
         try:
             sent = self._sock.send(self._outgoing)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             return self._lost()
         del self._outgoing[:sent]
@@ -120,7 +120,7 @@ class Guest:
             # No room for descriptors: the kernel drops what is sent, and says that it did.
             data, _, flags, _ = self._sock.recvmsg(_READ_SIZE)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             return self._lost()
         if flags & socket.MSG_CTRUNC:
@@ -136,7 +136,13 @@ class Guest:
     def _on_frame(self, kind: int, call: int, payload: bytes) -> None:
         if kind == _wire.READY and call == 0 and not self.ready:
             self.ready = True
-        elif kind == _wire.REPLY and self.ready and call == self._call and call and self.reply is None:
+        elif (
+            kind == _wire.REPLY
+            and self.ready
+            and call == self._call
+            and call
+            and self.reply is None
+        ):
             self.reply = payload
         else:
             raise _wire.ProtocolError(f"an unexpected frame (kind {kind}, call {call})")
@@ -165,7 +171,7 @@ class Guest:
             try:
                 data = os.read(fd, 1 << 16)
             except BlockingIOError:
-                return
+                return None
             if not data:
                 return self._reactor.unregister(fd)
             if output.add(data):
@@ -234,5 +240,3 @@ class Guest:
             if fd >= 0:
                 setattr(self, name, -1)
                 os.close(fd)
-
-

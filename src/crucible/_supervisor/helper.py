@@ -50,8 +50,19 @@ class LastWords:
 class Helper:
     """Owns the socket and the pidfd. `on_message` gets the descriptors of a message, to own."""
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, on_message: OnMessage, on_end: Callable[[], None]) -> None:
-        self._reactor, self._sock, self._on_message, self._on_end = reactor, sock, on_message, on_end
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        on_message: OnMessage,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._reactor, self._sock, self._on_message, self._on_end = (
+            reactor,
+            sock,
+            on_message,
+            on_end,
+        )
         self.pidfd = -1
         self.alive = True
         self._backlog: list[tuple[_link.Message, list[int]]] = []

@@ -37,9 +37,13 @@ def find(python: str | None) -> Interpreter:
     program = os.path.join(python, "bin", "python") if os.path.isdir(python) else python
     answer = _ask(os.path.abspath(program), python)
     try:
-        version, executable, *prefixes = msgspec.json.decode(answer, type=tuple[tuple[int, int], str, str, str, str])
+        version, executable, *prefixes = msgspec.json.decode(
+            answer, type=tuple[tuple[int, int], str, str, str, str]
+        )
     except msgspec.MsgspecError as error:
-        raise PoolStartError(f"python={python!r} is no Python interpreter: it answered {answer[:80]!r}") from error
+        raise PoolStartError(
+            f"python={python!r} is no Python interpreter: it answered {answer[:80]!r}"
+        ) from error
     if version < OLDEST:
         raise PoolStartError(
             f"python={python!r} is Python {version[0]}.{version[1]}; sandboxes need 3.11 or newer"
@@ -49,7 +53,9 @@ def find(python: str | None) -> Interpreter:
 
 def _ask(program: str, named: str) -> bytes:
     try:
-        done = subprocess.run([program, "-I", "-c", _ASK], capture_output=True, timeout=30, check=False)
+        done = subprocess.run(
+            [program, "-I", "-c", _ASK], capture_output=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PoolStartError(f"python={named!r} cannot be started: {error}") from error
     return done.stdout

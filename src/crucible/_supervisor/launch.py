@@ -46,7 +46,9 @@ async def start_builder(plan: BuilderPlan, words: LastWords) -> tuple[socket.soc
             fd = await _start(plan, words, ours, theirs)
     except TimeoutError:
         ours.close()
-        raise PoolStartError(f"the builder did not come up within {_START_SECONDS:.0f} s: {words.text}") from None
+        raise PoolStartError(
+            f"the builder did not come up within {_START_SECONDS:.0f} s: {words.text}"
+        ) from None
     except BaseException:
         ours.close()
         raise
@@ -55,7 +57,9 @@ async def start_builder(plan: BuilderPlan, words: LastWords) -> tuple[socket.soc
     return ours, fd
 
 
-async def _start(plan: BuilderPlan, words: LastWords, ours: socket.socket, theirs: socket.socket) -> int:
+async def _start(
+    plan: BuilderPlan, words: LastWords, ours: socket.socket, theirs: socket.socket
+) -> int:
     stage = _popen_stage(plan, theirs, words)
     theirs.close()
     builder = -1
@@ -64,7 +68,9 @@ async def _start(plan: BuilderPlan, words: LastWords, ours: socket.socket, their
         try:
             plan.identity.write_maps(stage.pid)
         except OSError as error:
-            raise PoolStartError(f"could not map ids for the pool's user namespace: {error}") from error
+            raise PoolStartError(
+                f"could not map ids for the pool's user namespace: {error}"
+            ) from error
         _link.send(ours, {"op": "mapped"})
         started = await _answer(ours, words, "builder")
         builder = pidfd.open_pid(started["pid"])
@@ -89,7 +95,9 @@ async def _start(plan: BuilderPlan, words: LastWords, ours: socket.socket, their
         stage.wait()
 
 
-def _popen_stage(plan: BuilderPlan, theirs: socket.socket, words: LastWords) -> subprocess.Popen[bytes]:
+def _popen_stage(
+    plan: BuilderPlan, theirs: socket.socket, words: LastWords
+) -> subprocess.Popen[bytes]:
     watch = os.pidfd_open(os.getpid())
     cgroup_fds = tuple(plan.cgroup.fds.values()) if plan.cgroup is not None else ()
     inherited = (theirs.fileno(), watch, *cgroup_fds)
@@ -116,7 +124,9 @@ async def _answer(sock: socket.socket, words: LastWords, expected: str) -> _link
     except OSError:
         message = None
     if message is None:
-        raise PoolStartError(f"a helper process ended while it started: {words.text or 'no last words'}")
+        raise PoolStartError(
+            f"a helper process ended while it started: {words.text or 'no last words'}"
+        )
     if message["op"] != expected:
         raise PoolStartError(_explain(message))
     return message

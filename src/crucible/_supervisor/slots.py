@@ -22,7 +22,9 @@ class Slots:
     async def acquire(self, count: int = 1) -> None:
         """Take `count` slots; always a checkpoint. Cancelled while waiting, it holds nothing."""
         if count > self.total:
-            raise ValueError(f"{count} sandboxes at once, but the pool allows {self.total} (max_sandboxes)")
+            raise ValueError(
+                f"{count} sandboxes at once, but the pool allows {self.total} (max_sandboxes)"
+            )
         await anyio.lowlevel.checkpoint_if_cancelled()
         if not self._waiting and self.used + count <= self.total:
             self.used += count

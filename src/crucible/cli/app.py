@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,21 +14,28 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from .. import CrucibleError, Limits, Policy, __version__
+from ..policy import parse_size
 from . import grading, health, running
 
-FAULT = 125  # of the sandbox or the machine, where the sandboxed code's own status is mirrored
 MISUSE = 2
+FAULT = 125
 INTERRUPTED = 128 + signal.SIGINT
 
 app = App(
     name="crucible",
     help="Disposable, isolated sandboxes for code that models write, and a grader on top.",
     version=__version__,
+    default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
 )
 
 Text = Annotated[str | None, Parameter(show_default=False)]
 Number = Annotated[float | None, Parameter(show_default=False)]
 Whole = Annotated[int | None, Parameter(show_default=False)]
+
+
+class Misuse(Exception):
+    """What was asked cannot be done; the message says why."""
 
 
 def run_command(arguments: list[str] | None = None) -> int:
@@ -38,18 +46,28 @@ def run_command(arguments: list[str] | None = None) -> int:
         return MISUSE  # The message is printed already.
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (CrucibleError, OSError, ValueError, TypeError) as error:
-        complain(str(error))
-        return FAULT if isinstance(error, CrucibleError) and not isinstance(error, ValueError) else MISUSE
+    except Misuse as error:
+        print(f"crucible: {error}", file=sys.stderr)
+        return MISUSE
+    except CrucibleError as error:
+        print(f"crucible: {error}", file=sys.stderr)
+        return FAULT
     return status if isinstance(status, int) else 0
 
 
-def complain(text: str) -> None:
-    print(f"crucible: {text}", file=sys.stderr)
+@contextlib.contextmanager
+def checking_arguments() -> Iterator[None]:
+    """Errors while arguments and files are read are the caller's."""
+    try:
+        yield
+    except OSError as error:
+        raise Misuse(f"{error.filename}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise Misuse(str(error)) from error
 
 
-def in_loop(work: Callable[[], Awaitable[int]]) -> int:
-    return anyio.run(work)
+def _bytes(text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
 
 
 @app.command
@@ -90,7 +108,7 @@ def run(
     Parameters
     ----------
     file
-        The program. "-" is standard input.
+        The program.
     stdin_file
         What the program reads from standard input; nothing without it.
     memory
@@ -110,21 +128,22 @@ def run(
     best_effort
         Go on where a layer is missing. Which one is said on standard error.
     """
-    limits = Limits(
-        memory=memory,  # type: ignore[arg-type]
-        cpu_seconds=cpu_seconds,
-        wall_seconds=wall_seconds,
-        processes=processes,
-        disk=disk,  # type: ignore[arg-type]
-        output=output,  # type: ignore[arg-type]
-    )
-    job = running.Job(
-        source=running.read_source(file),
-        stdin=stdin_file.read_bytes() if stdin_file is not None else b"",
-        limits=limits,
-        policy=Policy(network=network),
-        isolation="best_effort" if best_effort else "full",
-    )
+    with checking_arguments():
+        limits = Limits(
+            memory=_bytes(memory),
+            cpu_seconds=cpu_seconds,
+            wall_seconds=wall_seconds,
+            processes=processes,
+            disk=_bytes(disk),
+            output=_bytes(output),
+        )
+        job = running.Job(
+            source=running.read_source(file),
+            stdin=stdin_file.read_bytes() if stdin_file is not None else b"",
+            limits=limits,
+            policy=Policy(network=network),
+            isolation="best_effort" if best_effort else "full",
+        )
     return anyio.run(running.run, job)
 
 
@@ -167,14 +186,16 @@ def grade(
     best_effort
         Go on where a layer of isolation is missing.
     """
-    if reference == (answers is not None):
-        raise ValueError("give either --reference or --answers FILE")
-    job = grading.Job(
-        pairs=grading.load_pairs(tasks, answers),
-        limits=Limits(memory=memory, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds),  # type: ignore[arg-type]
-        jobs=grading.check_jobs(jobs),
-        isolation="best_effort" if best_effort else "full",
-    )
-    if json is not None:
-        grading.check_writable(json)
+    with checking_arguments():
+        if reference == (answers is not None):
+            raise ValueError("give either --reference or --answers FILE")
+        limits = Limits(memory=_bytes(memory), cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
+        job = grading.Job(
+            pairs=grading.load_pairs(tasks, answers),
+            limits=limits,
+            jobs=grading.check_jobs(jobs),
+            isolation="best_effort" if best_effort else "full",
+        )
+        if json is not None:
+            grading.check_writable(json)
     return anyio.run(grading.grade, job, json, Console(), Console(stderr=True))

@@ -47,6 +47,7 @@ class Outcome:
 
     verdicts: dict[int, Verdict] = attrs.field(factory=dict[int, Verdict])
     faults: dict[int, str] = attrs.field(factory=dict[int, str])
+    passed: int = 0
 
     def in_order(self) -> list[Verdict]:
         return [self.verdicts[index] for index in sorted(self.verdicts)]
@@ -122,10 +123,13 @@ async def _work(
 ) -> None:
     for index, (task, answer) in rest:
         try:
-            outcome.verdicts[index] = await _grade_one(sandboxes, limits, task, answer)
+            verdict = await _grade_one(sandboxes, limits, task, answer)
         except GradingError as error:
             outcome.faults[index] = str(error)
-        on_done(sum(verdict.passed for verdict in outcome.verdicts.values()))
+        else:
+            outcome.verdicts[index] = verdict
+            outcome.passed += verdict.passed
+        on_done(outcome.passed)
 
 
 async def _grade_one(sandboxes: Pool, limits: Limits, task: Task, answer: str) -> Verdict:

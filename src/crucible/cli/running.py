@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -33,10 +32,9 @@ class Job:
 
 
 def read_source(file: Path) -> str:
-    """A program's text; "-" is standard input. Raises OSError, ValueError."""
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    """A program's text. Raises OSError, ValueError."""
     try:
-        return data.decode("utf-8-sig")
+        return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8: {error}") from None
 
