@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(PUBLIC, PUBLIC | BELOW_PUBLIC),
     "grader": PUBLIC | VALUES | {"", "_values"},
     "": PUBLIC | VALUES | {"grader"},
-    "cli": PUBLIC | VALUES | {"", "grader"},
+    "doctor": PUBLIC | BELOW_PUBLIC,
+    "cli": PUBLIC | VALUES | {"", "doctor", "grader"},
     "__main__": frozenset({"cli"}),
 }
 

@@ -74,7 +74,7 @@ class FrameReader:
         if len(self._buffer) - start < HEADER.size:
             return None
         kind, _, length = HEADER.unpack_from(self._buffer, start)
-        if not READY <= kind <= REPLY or self._buffer[start + 1 : start + 4] != b"\0\0\0":
+        if not READY <= kind <= REPLY or any(self._buffer[start + 1 : start + 4]):
             raise ProtocolError(f"a frame of unknown kind {kind}")
         if length > self._max_payload:
             raise ProtocolError(

@@ -12,9 +12,9 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import anyio
 import attrs
 
 from ._kernel import cgroups, landlock, namespaces
@@ -82,14 +82,18 @@ def read(path):
     with open(path) as file:
         return file.read()
 
+def fields(path):
+    pairs = (line.split(":", 1) for line in read(path).splitlines() if ":" in line)
+    return {name.strip(): text.strip() for name, text in pairs}
+
 def reach(address):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         return errno.errorcode.get(sock.connect_ex((address, 9)), "")
 
 {
-    "status": {k: v.strip() for k, v in (l.split(":", 1) for l in read("/proc/self/status").splitlines())},
+    "status": fields("/proc/self/status"),
     "namespaces": {n: os.readlink(f"/proc/self/ns/{n}") for n in NAMES},
-    "interfaces": [line.split(":")[0].strip() for line in read("/proc/self/net/dev").splitlines()[2:]],
+    "interfaces": list(fields("/proc/self/net/dev")),
     "outside": reach("192.0.2.1"),
     "loopback": reach("127.0.0.1"),
     "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
@@ -106,7 +110,7 @@ _TRIALS = (
         "memory",
         Limits(memory="64 MiB"),
         "len(b'x' * (256 << 20))",
-        Status.MEMORY_LIMIT,  # type: ignore[arg-type]
+        Status.MEMORY_LIMIT,
     ),
     _Trial(
         "processes",
@@ -118,7 +122,7 @@ _TRIALS = (
     _Trial("wall time", Limits(wall_seconds=0.1), "import time\ntime.sleep(9)", Status.TIME_LIMIT),
     _Trial(
         "disk",
-        Limits(disk="1 MiB"),  # type: ignore[arg-type]
+        Limits(disk="1 MiB"),
         "open('/tmp/file', 'wb').write(bytes(2 << 20))",
         Status.DISK_LIMIT,
     ),
@@ -168,7 +172,7 @@ async def _probe(box: Sandbox, host_files: list[str]) -> dict[str, Any]:
 
 
 async def _try(sandboxes: Pool, trial: _Trial) -> str:
-    """ "" if the limit was kept, else what happened instead."""
+    """What happened instead of the limit being kept; empty if it was."""
     async with sandboxes.sandbox(limits=trial.limits) as box:
         result = await box.run(trial.source)
     if result.status is trial.status:
@@ -177,9 +181,10 @@ async def _try(sandboxes: Pool, trial: _Trial) -> str:
 
 
 async def _try_seeded(sandboxes: Pool) -> str:
-    """ "" if a sandbox can start with a folder's files, else why not."""
+    """Why a sandbox cannot start with a folder's files; empty if it can."""
     with tempfile.TemporaryDirectory(prefix="crucible-") as folder:
-        Path(folder, "seed").write_text("host")
+        seed = anyio.Path(folder, "seed")
+        await seed.write_text("host")
         try:
             async with sandboxes.sandbox(policy=Policy(workspace=folder)) as box:
                 result = await box.run("open('/workspace/seed', 'a').write('!')")
@@ -187,7 +192,7 @@ async def _try_seeded(sandboxes: Pool) -> str:
             return str(error)
         if not result.ok:
             return result.reason
-        return "" if Path(folder, "seed").read_text() == "host" else "the folder was written to"
+        return "" if await seed.read_text() == "host" else "the folder was written to"
 
 
 # The rows, from the machine to what is optional.

@@ -23,7 +23,8 @@ _UNITS = {
     "g": 1000**3,
     "gb": 1000**3,
 }
-_UNITS |= {"kib": 1024, "mib": 1024**2, "gib": 1024**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+_BINARY_UNITS = {"kib": 1024, "mib": 1024**2, "gib": 1024**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+_ALL_UNITS = _UNITS | _BINARY_UNITS
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _LARGEST = 2**62
 MIB = 1024 * 1024
@@ -33,9 +34,9 @@ def parse_size(value: int | str) -> int:
     """Bytes from an int or from text such as "512 MiB" (MiB = 2**20 bytes, MB = 10**6 bytes)."""
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
-        if match is None or match[2].lower() not in _UNITS:
+        if match is None or match[2].lower() not in _ALL_UNITS:
             raise ValueError(f'cannot read {value!r} as a size: use bytes, or text like "512 MiB"')
-        return int(float(match[1]) * _UNITS[match[2].lower()])
+        return int(float(match[1]) * _ALL_UNITS[match[2].lower()])
     return value
 
 
@@ -149,12 +150,12 @@ class Policy:
     network: Network = attrs.field(
         default="loopback", validator=attrs.validators.in_(("none", "loopback"))
     )
-    env: Mapping[str, str] = attrs.field(factory=dict, converter=_environment)
+    env: Mapping[str, str] = attrs.field(factory=dict[str, str], converter=_environment)
     binds: Mapping[str, str] = attrs.field(
-        factory=dict, converter=_path_map, validator=_inside_paths
+        factory=dict[str, str], converter=_path_map, validator=_inside_paths
     )
     writable_binds: Mapping[str, str] = attrs.field(
-        factory=dict, converter=_path_map, validator=_inside_paths
+        factory=dict[str, str], converter=_path_map, validator=_inside_paths
     )
     workspace: str | None = attrs.field(default=None, converter=_optional_path)
 

@@ -107,7 +107,8 @@ class Pool(anyio.AsyncContextManagerMixin):
     ) -> None:
         self._templates = dict(templates)
         self._limits, self._policy = limits.over(DEFAULT_LIMITS), policy
-        self._spares, self._isolation, self._on_event = spares, isolation, on_event
+        self._spares, self._on_event = spares, on_event
+        self._isolation: Isolation = isolation
         self._slots = Slots(max_sandboxes)
         self._pid = os.getpid()
         self._state = "new"
@@ -281,9 +282,11 @@ class Pool(anyio.AsyncContextManagerMixin):
                 detail,
             )
         if self._on_event is not None:
-            self._on_event(
-                Event(kind=kind, sandbox=number, seconds=seconds, status=status, detail=detail)
-            )
+            event = Event(kind=kind, sandbox=number, seconds=seconds, status=status, detail=detail)
+            try:
+                self._on_event(event)
+            except Exception:
+                logger.exception("the on_event hook raised for %s", event)
 
     # Starting and ending.
 
@@ -320,7 +323,8 @@ class Pool(anyio.AsyncContextManagerMixin):
         if have < needed:
             raise PoolStartError(
                 f"max_sandboxes={self._slots.total} needs {needed} open files, but the soft limit of this "
-                f"process is {have}: raise it (`ulimit -n {needed}`, or resource.setrlimit), or lower max_sandboxes"
+                f"process is {have}: raise it (`ulimit -n {needed}`, or resource.setrlimit), or lower "
+                "max_sandboxes"
             )
 
     async def _start(self, tasks: anyio.abc.TaskGroup) -> None:

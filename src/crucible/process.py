@@ -115,13 +115,15 @@ class Process(anyio.abc.AsyncResource):
         guest.attach(self)
 
     def __repr__(self) -> str:
-        return f"<crucible.Process {self._argv[0]!r} {'running' if self.returncode is None else self.returncode}>"
+        code = self.returncode
+        return f"<crucible.Process {self._argv[0]!r} {'running' if code is None else code}>"
 
     def _on_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _wait_started(self) -> None:
+    async def wait_started(self) -> None:
+        """Wait until the command runs; raises the `FileError` that fits if it cannot."""
         while not self._keeper.started and not self._keeper.ended:
             await self._changed.wait()
         if self._keeper.failure is not None:

@@ -7,7 +7,7 @@ import errno
 import os
 import shlex
 import socket
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, final
 
@@ -19,6 +19,7 @@ from . import _values, _wire
 from ._supervisor import calls, commands
 from ._supervisor.desk import Desk
 from ._supervisor.guest import Guest
+from ._supervisor.pipes import towards_sandbox
 from ._supervisor.plan import Plan
 from ._supervisor.reactor import Reactor
 from .errors import CallError, SandboxDiedError
@@ -93,7 +94,7 @@ class Sandbox(anyio.abc.AsyncResource):
 
         The value of a last expression is `Result.value` if it is plain. `stdin` is what the code
         reads from standard input (none: the end of file at once). `on_output` is called with each
-        piece of output as it comes.
+        piece of output as it comes; what it raises is raised here when the call has ended.
         """
         with self._one_at_a_time():
             body = source.encode("utf-8", "surrogatepass")
@@ -170,7 +171,7 @@ class Sandbox(anyio.abc.AsyncResource):
                 raise file_error(
                     errno.EAGAIN, f"could not start {argv[0]!r}: {result.reason}", argv[0]
                 )
-            await process._wait_started()
+            await process.wait_started()
         except BaseException:
             process.close()
             raise
@@ -199,7 +200,7 @@ class Sandbox(anyio.abc.AsyncResource):
         entry_point: str | None,
         limits: Limits | None = None,
     ) -> Result:
-        """Run a task's tests against the other end. The value is their outcomes. Closes `channel` likewise."""
+        """Run a task's tests against the other end. The value is their outcomes. Closes `channel` too."""
         body = _values.encode((setup, tuple(tests), entry_point))
         with self._one_at_a_time():
             return await self._exchange(
@@ -321,7 +322,7 @@ class Sandbox(anyio.abc.AsyncResource):
         meter.begin(limits.memory or 0, self._process_limit(limits))
         ending = calls.Ending()
         guest.before_kill = meter.capture
-        with self._desk.counted_call(), self._killed_if_cancelled():
+        with self._desk.factory.counted_call(), self._killed_if_cancelled():
             begin()
             outputs = outputs or (guest.stdout, guest.stderr)
             watch = calls.Watch(guest, limits, meter, outputs)
@@ -330,6 +331,9 @@ class Sandbox(anyio.abc.AsyncResource):
             reading = await meter.end()
             inspect = self._desk.factory.inspect
             result = await calls.conclude(guest, told, ending, reading, inspect)
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
         return self._record(calls.finished(result, outputs, ending, reading, wall, self._layers))
 
     def _process_limit(self, limits: Limits) -> int:
@@ -370,13 +374,13 @@ class Sandbox(anyio.abc.AsyncResource):
         return msgspec.json.decode(head, type=calls.Reply).errno
 
     @contextlib.asynccontextmanager
-    async def _feeding(self, stdin: str | bytes | None) -> AsyncIterator[tuple[int, ...]]:
+    async def _feeding(self, stdin: str | bytes | None) -> AsyncGenerator[tuple[int, ...]]:
         """The read end of a pipe through which `stdin` comes, while the block runs."""
         data = self._as_bytes(stdin)
         if not data:
             yield ()
             return
-        reader, writer = os.pipe()
+        reader, writer = towards_sandbox()
         feed = commands.Feed(self._reactor, writer, data)
         try:
             yield (reader,)

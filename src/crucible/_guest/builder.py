@@ -234,7 +234,7 @@ class Builder:
 
     def _free(self, pid: int) -> list[list[int]]:
         """(free bytes, free inodes) of the cell's file systems."""
-        found = []
+        found: list[list[int]] = []
         for name in ("workspace", "dev/shm"):
             with contextlib.suppress(OSError):
                 facts = os.statvfs(f"/proc/{pid}/root/{name}")

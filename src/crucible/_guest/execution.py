@@ -12,7 +12,7 @@ import signal
 import sys as python
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from .. import _values
@@ -52,27 +52,25 @@ class UserCode:
             raise KeyboardInterrupt
 
     def _reopen_stdio(self) -> None:
-        python.stdin = vars(python)["__stdin__"] = _text(0, "r")
-        python.stdout = vars(python)["__stdout__"] = _text(1, "w")
-        python.stderr = vars(python)["__stderr__"] = _text(
-            2, "w", errors="backslashreplace", line_buffering=True
-        )
+        _install("stdin", _text(0, "r"))
+        _install("stdout", _text(1, "w"))
+        _install("stderr", _text(2, "w", errors="backslashreplace", line_buffering=True))
 
     @contextlib.contextmanager
-    def standard_input(self, fd: int | None) -> Iterator[None]:
+    def standard_input(self, fd: int | None) -> Generator[None, None, None]:
         """`fd` as descriptor 0 and as sys.stdin, for one call; without it, the end of file."""
         if fd is None:
             yield
             return
         os.dup2(fd, 0)
-        python.stdin = vars(python)["__stdin__"] = _text(0, "r")
+        _install("stdin", _text(0, "r"))
         try:
             yield
         finally:
             null = os.open("/dev/null", os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            python.stdin = vars(python)["__stdin__"] = _text(0, "r")
+            _install("stdin", _text(0, "r"))
 
     def run(self, source: str) -> Outcome:
         """Execute `source`; the value of a last expression goes back if it is plain."""
@@ -161,6 +159,11 @@ class UserCode:
             self._running = False
 
 
+def _install(name: str, stream: io.TextIOWrapper) -> None:
+    setattr(python, name, stream)
+    setattr(python, f"__{name}__", stream)
+
+
 def _text(
     fd: int, mode: str, errors: str = "replace", line_buffering: bool = False
 ) -> io.TextIOWrapper:
@@ -193,7 +196,7 @@ def _exit_code(code: object) -> int:
     if isinstance(code, int):
         return int(code) & _MAX_CODE
     with contextlib.suppress(Exception):
-        print(code, file=python.stderr)
+        python.stderr.write(f"{code}\n")
     return 1
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from . import sys
 
@@ -112,7 +112,7 @@ def make_target(path: str, like: str | int) -> None:
 
 
 @contextlib.contextmanager
-def in_namespace(mount_namespace: int) -> Iterator[None]:
+def in_namespace(mount_namespace: int) -> Generator[None, None, None]:
     """Be in another mount namespace for a moment; root and working directory follow."""
     home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:

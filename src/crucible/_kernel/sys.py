@@ -5,6 +5,7 @@ All functions raise `OSError` with the operation's name when the kernel refuses.
 
 import ctypes
 import os
+from collections.abc import Callable
 
 MACHINE = os.uname().machine
 
@@ -170,7 +171,7 @@ def set_ids(number: int) -> None:
 ChildFunction = ctypes.CFUNCTYPE(_int, _ptr)
 
 
-def clone_sharing_memory(entry: "ctypes._CFunctionType", stack: int, flags: int) -> int:
+def clone_sharing_memory(entry: Callable[[object], int], stack: int, flags: int) -> int:
     """glibc's `clone`: `entry` runs on `stack` in a child that shares all memory with the caller."""
     return check(_libc.clone(entry, _ptr(stack), _int(flags), None), f"clone({flags:#x})")
 

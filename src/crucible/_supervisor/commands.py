@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable
 
 from ..results import Result, Status
-from . import pipes
 from .calls import from_wait_status
 from .guest import Guest
 from .output import Listener, Output
+from .pipes import out_of_sandbox, towards_sandbox
 from .reactor import WRITE, Reactor
 
 KILL_ALL = 0
@@ -35,10 +35,11 @@ class Feed:
         try:
             written = os.write(self._fd, self._data[:_CHUNK])
         except BlockingIOError:
-            return None
+            return
         except OSError:
             # The reader closed its end: it wants no more.
-            return self.close()
+            self.close()
+            return
         self._data = self._data[written:]
         if not self._data:
             self.close()
@@ -54,9 +55,9 @@ class Pipes:
     """The ends of a new command's pipes: `far` go to the sandbox, the others are the caller's."""
 
     def __init__(self) -> None:
-        stdin_far, self.stdin = pipes.towards_sandbox()
-        self.stdout, stdout_far = pipes.out_of_sandbox()
-        self.stderr, stderr_far = pipes.out_of_sandbox()
+        stdin_far, self.stdin = towards_sandbox()
+        self.stdout, stdout_far = out_of_sandbox()
+        self.stderr, stderr_far = out_of_sandbox()
         self.control, self._control_far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.far: tuple[int, ...] = (stdin_far, stdout_far, stderr_far, self._control_far.fileno())
         self.control.setblocking(False)
@@ -66,7 +67,7 @@ class Pipes:
             for fd in self.far[:3]:
                 os.close(fd)
             self._control_far.close()
-            self.far: tuple[int, ...] = ()
+            self.far = ()
 
     def close(self) -> None:
         self.close_far()
@@ -178,14 +179,15 @@ class Collected:
         for _ in range(16):
             fd = getattr(self._pipes, name)
             if fd < 0:
-                return None
+                return
             try:
                 data = os.read(fd, _CHUNK)
             except BlockingIOError:
-                return None
+                return
             if not data:
                 self._reactor.unregister(fd)
-                return self._pipes.close_one(name)
+                self._pipes.close_one(name)
+                return
             if output.add(data):
                 self._guest.wake_up()
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import attrs
@@ -37,12 +36,3 @@ class Desk:
     tell: Tell
     check: Callable[[], None]
     discharge: Callable[[Guest], Awaitable[None]]
-
-    @contextlib.contextmanager
-    def counted_call(self) -> Generator[None]:
-        """A call is running: the stock's refill keeps out of its way."""
-        self.factory.busy_calls += 1
-        try:
-            yield
-        finally:
-            self.factory.busy_calls -= 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import anyio
 import anyio.abc
@@ -13,8 +14,8 @@ import attrs
 
 from .. import _link
 from .._kernel import pidfd
-from ..events import EventKind
 from ..errors import CrucibleError, HelperError, PoolStartError
+from ..events import EventKind
 from . import launch
 from .guest import Guest
 from .helper import Helper, LastWords, wait_dead
@@ -76,6 +77,7 @@ class Factory:
         self._building: dict[Plan, int] = {}
         self._refill = anyio.Event()
         self.busy_calls = 0
+        self._quiet = anyio.Event()  # set when no call runs any more
         self.built = 0
         self.closing = False
 
@@ -168,10 +170,11 @@ class Factory:
         self._failures += 1
         waiting = self._waiting.get(plan)
         if not waiting:
-            return None
+            return
         transient = isinstance(error, HelperError) and self._failures < _STORM
         if transient and not self.closing:
-            return self._start_build(plan)
+            self._start_build(plan)
+            return
         if isinstance(error, HelperError):
             error = HelperError(f"{self._failures} attempts in a row failed, the last one: {error}")
         waiting.popleft().set(error)
@@ -499,10 +502,23 @@ class Factory:
 
     async def _yield_to_calls(self) -> None:
         """Let a caller who just took a sandbox use it first; but not for ever."""
-        with anyio.move_on_after(_REFILL_PATIENCE):
-            await anyio.sleep(_REFILL_PAUSE)
-            while self.busy_calls:
-                await anyio.sleep(_REFILL_PAUSE)
+        await anyio.sleep(_REFILL_PAUSE)
+        if self.busy_calls:
+            with anyio.move_on_after(_REFILL_PATIENCE):
+                await self._quiet.wait()
+
+    @contextlib.contextmanager
+    def counted_call(self) -> Generator[None, None, None]:
+        """A call is running: the stock's refill keeps out of its way."""
+        if not self.busy_calls:
+            self._quiet = anyio.Event()
+        self.busy_calls += 1
+        try:
+            yield
+        finally:
+            self.busy_calls -= 1
+            if not self.busy_calls:
+                self._quiet.set()
 
     # The end.
 

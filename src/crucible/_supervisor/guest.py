@@ -12,8 +12,8 @@ import anyio
 
 from .. import _wire
 from .._kernel import pidfd
-from . import pipes
 from .output import Output
+from .pipes import out_of_sandbox
 from .reactor import READ, WRITE, Reactor
 
 _READ_SIZE = 1 << 18
@@ -36,8 +36,8 @@ class Guest:
         self.cell_pid = self.runner_pid = 0
         self._sock, self.control_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.setblocking(False)
-        self._out, self.stdout_end = pipes.out_of_sandbox()
-        self._err, self.stderr_end = pipes.out_of_sandbox()
+        self._out, self.stdout_end = out_of_sandbox()
+        self._err, self.stderr_end = out_of_sandbox()
         self._reader = _wire.FrameReader()
         self._outgoing = bytearray()
         self._call = 0
@@ -108,9 +108,10 @@ class Guest:
         try:
             sent = self._sock.send(self._outgoing)
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            return self._lost()
+            self._lost()
+            return
         del self._outgoing[:sent]
         if not self._outgoing:
             self._watch_control(READ)
@@ -120,13 +121,16 @@ class Guest:
             # No room for descriptors: the kernel drops what is sent, and says that it did.
             data, _, flags, _ = self._sock.recvmsg(_READ_SIZE)
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            return self._lost()
+            self._lost()
+            return
         if flags & socket.MSG_CTRUNC:
-            return self.fail("protocol: the runner sent descriptors")
+            self.fail("protocol: the runner sent descriptors")
+            return
         if not data:
-            return self._lost()
+            self._lost()
+            return
         try:
             for kind, call, payload in self._reader.feed(data):
                 self._on_frame(kind, call, payload)
@@ -171,9 +175,10 @@ class Guest:
             try:
                 data = os.read(fd, 1 << 16)
             except BlockingIOError:
-                return None
+                return
             if not data:
-                return self._reactor.unregister(fd)
+                self._reactor.unregister(fd)
+                return
             if output.add(data):
                 self.wake.set()
 

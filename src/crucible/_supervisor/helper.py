@@ -105,12 +105,13 @@ class Helper:
             for _ in range(64):
                 message, fds = _link.receive(self._sock)
                 if message is None:
-                    return self._end()
+                    self._end()
+                    return
                 self._on_message(message, fds)
                 if not self.alive:
-                    return None
+                    return
         except BlockingIOError:
-            return None
+            return
         except OSError:
             self._end()
 

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import anyio
 import attrs
@@ -141,7 +141,7 @@ def _explain(message: _link.Message) -> str:
 
 
 @contextlib.contextmanager
-def memory_file(content: bytes) -> Iterator[int]:
+def memory_file(content: bytes) -> Generator[int]:
     """A descriptor of a memory file that holds `content`."""
     fd = os.memfd_create("crucible", os.MFD_CLOEXEC)
     try:

@@ -15,6 +15,7 @@ class Output:
         self._data = bytearray()
         self._listener = listener
         self.truncated = False
+        self.error: Exception | None = None  # what the listener raised
         self._sealed = False
 
     def listen(self, listener: Listener | None) -> None:
@@ -28,10 +29,19 @@ class Output:
         kept = data[:room]
         self._data += kept
         if kept and self._listener is not None:
-            self._listener(kept)
+            self._pass_on(kept)
         over = len(data) > room and not self.truncated
         self.truncated = self.truncated or over
         return over
+
+    def _pass_on(self, data: bytes) -> None:
+        assert self._listener is not None
+        try:
+            self._listener(data)
+        except Exception as error:
+            # The user's error belongs to the user's call, not to the pool that reads the pipes.
+            self.error = self.error or error
+            self._listener = None
 
     def seal(self) -> None:
         """Keep nothing more: the call is over, what comes now belongs to nobody."""

@@ -40,9 +40,11 @@ def make_plan(template: str, limits: Limits, policy: Policy, *, own_uid: bool) -
             raise CrucibleError(f"Policy: cannot bind {host!r}: there is no such file or folder")
     if policy.workspace is not None and not os.path.isdir(policy.workspace):
         raise CrucibleError(f"Policy.workspace: {policy.workspace!r} is no folder")
-    assert (
-        limits.memory and limits.processes and limits.disk and limits.inodes and limits.open_files
-    )
+    assert limits.memory
+    assert limits.processes
+    assert limits.disk
+    assert limits.inodes
+    assert limits.open_files
     return Plan(
         template=template,
         memory=limits.memory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,17 +46,14 @@ def run_command(arguments: list[str] | None = None) -> int:
         return MISUSE  # The message is printed already.
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Misuse as error:
-        print(f"crucible: {error}", file=sys.stderr)
-        return MISUSE
-    except CrucibleError as error:
-        print(f"crucible: {error}", file=sys.stderr)
-        return FAULT
+    except (Misuse, CrucibleError) as error:
+        sys.stderr.write(f"crucible: {error}\n")
+        return MISUSE if isinstance(error, Misuse) else FAULT
     return status if isinstance(status, int) else 0
 
 
 @contextlib.contextmanager
-def checking_arguments() -> Iterator[None]:
+def checking_arguments() -> Generator[None]:
     """Errors while arguments and files are read are the caller's."""
     try:
         yield
@@ -81,7 +78,7 @@ def doctor(*, json: bool = False) -> int:
     json
         Print JSON instead of a table.
     """
-    return anyio.run(health.doctor, Console(), json)
+    return health.doctor(Console(), json)
 
 
 @app.command
@@ -198,4 +195,4 @@ def grade(
         )
         if json is not None:
             grading.check_writable(json)
-    return anyio.run(grading.grade, job, json, Console(), Console(stderr=True))
+    return grading.grade(job, json, Console(), Console(stderr=True))

@@ -82,12 +82,16 @@ def check_writable(file: Path) -> None:
         pass
 
 
-async def grade(job: Job, out: Path | None, console: Console, progress: Console) -> int:
+def grade(job: Job, out: Path | None, console: Console, progress: Console) -> int:
     """Grade all pairs, show what came of them, and write it to `out`. The exit status."""
     started = time.perf_counter()
     with _bar(progress) as bar:
         row = bar.add_task("grading", total=len(job.pairs), passed=0)
-        outcome = await grade_all(job, lambda passed: bar.update(row, advance=1, passed=passed))
+
+        def on_done(passed: int) -> None:
+            bar.update(row, advance=1, passed=passed)
+
+        outcome = anyio.run(grade_all, job, on_done)
     seconds = time.perf_counter() - started
     show(outcome, job, seconds, console)
     if out is not None:

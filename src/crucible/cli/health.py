@@ -7,6 +7,7 @@ import os
 import platform
 from typing import Any
 
+import anyio
 import attrs
 from rich.console import Console
 from rich.table import Table
@@ -16,9 +17,9 @@ from .. import __version__
 from ..doctor import Check, Report, examine
 
 
-async def doctor(console: Console, as_json: bool) -> int:
+def doctor(console: Console, as_json: bool) -> int:
     """Examine this machine and print what was found: 0 if full isolation works, else 1."""
-    report = await examine()
+    report = anyio.run(examine)
     if as_json:
         console.file.write(json.dumps(to_json(report), indent=1) + "\n")
     else:

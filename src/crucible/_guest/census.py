@@ -1,0 +1,239 @@
+"""What the processes of one cell use: read in the cell's own /proc, which lists them and nothing else.
+
+Sizes are bytes, times are nanoseconds. Processes come and go while they are read: what is gone
+counts as nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .._kernel import pidfd, sys
+
+HOLDER = "1"
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Where the processes begin in a listing of /proc: what is before them takes longer than they do.
+_FIRST_PROCESS = 256
+_STATUS = re.compile(rb"^(?:RssAnon|RssShmem|VmPTE):\s+(\d+)", re.MULTILINE)
+_ROLLUP = re.compile(rb"^Pss_(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
+_AREA = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
+
+
+class Process(NamedTuple):
+    """cpu: its own, all threads. waited: of its dead children. resident: pages of files included."""
+
+    pid: str
+    where: str
+    cpu: int
+    waited: int
+    threads: int
+    faulted: int
+    resident: int
+    anonymous: int
+    size: int
+
+
+class Weight(NamedTuple):
+    anonymous: int
+    shared: int
+    tables: int
+
+
+class Census:
+    """Reads one cell. Owns one descriptor. disk: the size of the cell's own file systems."""
+
+    def __init__(self, holder: int, disk: int) -> None:
+        self._root = f"/proc/{holder}/root"
+        self._holder, self._blocks = holder, -(-disk // _PAGE)
+        self._proc = os.open(f"{self._root}/proc", _FOLDER)
+
+    def close(self) -> None:
+        if self._proc >= 0:
+            os.close(self._proc)
+            self._proc = -1
+
+    def processes(self) -> list[Process]:
+        os.lseek(self._proc, _FIRST_PROCESS, os.SEEK_SET)
+        found = (self._process(name) for name in os.listdir(self._proc) if name.isdigit())
+        return [process for process in found if process is not None]
+
+    def _process(self, pid: str) -> Process | None:
+        try:
+            line = self._read(f"{pid}/stat")
+            fields = line[line.rindex(b")") + 2 :].split()
+            threads = int(fields[17])
+            where = pid
+            if fields[0] == b"Z" and threads > 1:
+                where = self._living_thread(pid)
+            pages = self._read(f"{where}/statm").split()
+        except OSError:
+            return None
+        resident = int(pages[1]) * _PAGE
+        return Process(
+            pid=pid,
+            where=where,
+            cpu=(int(fields[11]) + int(fields[12])) * _TICK,
+            waited=(int(fields[13]) + int(fields[14])) * _TICK,
+            threads=threads,
+            faulted=int(fields[7]) * _PAGE,
+            resident=resident,
+            anonymous=resident - int(pages[2]) * _PAGE,
+            size=int(fields[20]),
+        )
+
+    def _living_thread(self, pid: str) -> str:
+        # A process whose first thread has ended shows no memory, though the others go on using it.
+        for thread in os.listdir(f"{self._root}/proc/{pid}/task"):
+            where = f"{pid}/task/{thread}"
+            with contextlib.suppress(OSError):
+                if not self._read(f"{where}/statm").startswith(b"0 "):
+                    return where
+        return pid
+
+    def _read(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.read(fd, 16384)
+        finally:
+            os.close(fd)
+
+    # Files in memory.
+
+    def files(self) -> int:
+        """Bytes in the cell's own file systems; a host folder bound over one of them is not it."""
+        return sum(self._used(path) for path in ("workspace", "dev/shm"))
+
+    def _used(self, path: str) -> int:
+        try:
+            facts = os.statvfs(f"{self._root}/{path}")
+        except OSError:
+            return 0
+        return (facts.f_blocks - facts.f_bfree) * facts.f_frsize if facts.f_blocks == self._blocks else 0
+
+    def memory_files(self, processes: Iterable[Process]) -> dict[int, int]:
+        """Size by inode of the memory files that a descriptor is open on."""
+        found: dict[int, int] = {}
+        for process in processes:
+            for facts in self._open_files(process.where):
+                if facts.st_dev == MEMORY_DEVICE:
+                    found[facts.st_ino] = facts.st_blocks * 512
+        return found
+
+    def _open_files(self, where: str) -> Iterator[os.stat_result]:
+        folder = f"{self._root}/proc/{where}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    yield os.stat(f"{folder}/{name}")
+
+    # Weighing: dearer, and better.
+
+    def resident(self, process: Process) -> Weight:
+        """What is resident, counted in full even if it is shared."""
+        try:
+            found = _STATUS.findall(self._read(f"{process.where}/status"))
+            return Weight(*(int(number) * 1024 for number in _in_order(found)))
+        except OSError:
+            return Weight(0, 0, 0)
+
+    def proportional(self, process: Process, known: Iterable[int]) -> int:
+        """What is resident, each page divided by the number of processes that map it.
+
+        Of files only the memory files that nobody holds open, not those `known` by inode.
+        """
+        try:
+            anonymous, shared = map(int, _ROLLUP.findall(self._read(f"{process.where}/smaps_rollup")))
+            return anonymous * 1024 + (self._unheld(process, set(known)) if shared else 0)
+        except (OSError, ValueError):
+            return 0
+
+    def _unheld(self, process: Process, known: set[int]) -> int:
+        total = 0
+        counted = False
+        with open(f"{self._root}/proc/{process.where}/smaps", "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    total += int(line.split()[1]) * 1024 if counted else 0
+                elif (area := _AREA.match(line)) is not None:
+                    device = os.makedev(int(area[1], 16), int(area[2], 16))
+                    counted = device == MEMORY_DEVICE and int(area[3]) not in known
+        return total
+
+    def counted_twice(self, weights: dict[Process, int]) -> int:
+        """The weight of memory that two processes are, as a vfork child and its parent until it execs."""
+        alike: dict[tuple[int, int], list[Process]] = {}
+        for process in weights:
+            alike.setdefault((process.size, process.resident), []).append(process)
+        return sum(
+            weights[second]
+            for first, *others in alike.values()
+            for second in others
+            if process_memory_is_one(*self._numbers((first, second)))
+        )
+
+    def _numbers(self, processes: Iterable[Process]) -> list[int]:
+        """The same processes as the builder numbers them."""
+        namespace = os.readlink(f"/proc/{self._holder}/ns/pid")
+        wanted = {process.pid: 0 for process in processes}
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    inside = _inner_number(name)
+                    if inside in wanted:
+                        wanted[inside] = int(name)
+        return list(wanted.values())
+
+    def kill(self, process: Process) -> None:
+        # An open folder of /proc serves as a pidfd, and these numbers are the cell's, not ours.
+        with contextlib.suppress(OSError):
+            fd = os.open(process.pid, _FOLDER, dir_fd=self._proc)
+            try:
+                pidfd.send(fd, signal.SIGKILL)
+            finally:
+                os.close(fd)
+
+
+def process_memory_is_one(first: int, second: int) -> bool:
+    try:
+        return bool(first and second) and sys.same_memory(first, second)
+    except OSError:
+        return False
+
+
+def clock(process: int) -> int:
+    """Processor time of all threads of a process, finer than /proc tells it."""
+    import time
+
+    return time.clock_gettime_ns(~process << 3 | 2)
+
+
+def _in_order(found: list[bytes]) -> list[bytes]:
+    # A zombie's status has no such lines.
+    return found if len(found) == 3 else [b"0", b"0", b"0"]
+
+
+def _inner_number(name: str) -> str:
+    with open(f"/proc/{name}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"NStgid:"):
+                return line.split()[-1].decode()
+    return ""
+
+
+def _memory_device() -> int:
+    fd = os.memfd_create("device", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+MEMORY_DEVICE = _memory_device()
