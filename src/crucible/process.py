@@ -175,7 +175,7 @@ class Process(anyio.abc.AsyncResource):
     async def aclose(self) -> None:
         """Kill it and everything that it started, wait for that (bounded), close the streams."""
         self.kill()
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
+        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
             while not self._keeper.ended and not self._closed and not self._guest.dead:
                 await self._changed.wait()
         self.close()

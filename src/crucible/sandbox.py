@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal, final
 
 import anyio
-import attrs
 import msgspec
 
 from . import _values, _wire
@@ -20,7 +19,7 @@ from ._supervisor import calls, commands
 from ._supervisor.desk import Desk
 from ._supervisor.guest import Guest
 from ._supervisor.pipes import towards_sandbox
-from ._supervisor.plan import Plan
+from ._supervisor.plan import Plan, processes_with_ours
 from ._supervisor.reactor import Reactor
 from .errors import CallError, SandboxDiedError
 from .files import Files, file_error
@@ -319,7 +318,7 @@ class Sandbox(anyio.abc.AsyncResource):
     ) -> Result:
         """Begin a call, keep its limits, and say what came of it."""
         guest, meter = self._guest, self._desk.meter
-        meter.begin(limits.memory or 0, self._process_limit(limits))
+        meter.begin(limits.memory or 0, processes_with_ours(limits.processes or 1))
         ending = calls.Ending()
         guest.before_kill = meter.capture
         with self._desk.factory.counted_call(), self._killed_if_cancelled():
@@ -331,13 +330,11 @@ class Sandbox(anyio.abc.AsyncResource):
             reading = await meter.end()
             inspect = self._desk.factory.inspect
             result = await calls.conclude(guest, told, ending, reading, inspect)
+        guest.before_kill = None
         for output in outputs:
             if output.error is not None:
                 raise output.error
         return self._record(calls.finished(result, outputs, ending, reading, wall, self._layers))
-
-    def _process_limit(self, limits: Limits) -> int:
-        return attrs.evolve(self._plan, processes=limits.processes or 1).process_limit
 
     @contextlib.contextmanager
     def _killed_if_cancelled(self) -> Generator[None, None, None]:

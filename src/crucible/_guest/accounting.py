@@ -1,20 +1,321 @@
-"""Limits where no cgroup keeps them: what a cell's processes use, counted every few milliseconds."""
+"""Limits where no cgroup keeps them: what a cell's processes use, counted every few milliseconds.
+
+A cell is watched while a call runs in it, and afterwards as long as something is left running. As
+the kernel would, the accountant kills the largest process of a cell that is over its memory; what
+else is over a limit it only reports. A limit on address space would not do as a backstop: much more
+is reserved than is ever used.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from typing import Any
+
+from .census import HOLDER, Census, Process, clock
+
+Report = dict[str, Any]
+
+_SHORTEST, _LONGEST, _BACKGROUND = 0.003, 0.01, 0.025  # seconds between two looks at a cell
+_BYTES_A_SECOND = 4e9  # no code fills memory faster
+_SHARE = 8  # of the builder's time, at most one part in so many
+_TICK_SECONDS = 0.003
+_DEATH_SECONDS = 0.1  # until a killed process has given its memory back
+_PROCESSORS = os.cpu_count() or 1
 
 
 class Accountant:
     """Watches cells while a call runs in them; silent (and free) when it watches none."""
 
-    interval_ms: int | None = None
+    def __init__(self) -> None:
+        self._accounts: dict[int, Account] = {}
+        self._watched: dict[int, Account] = {}
+        self._cost = 0.0  # of one look, in seconds
 
-    def watch(self, number: int, holder: int, runner: int, memory: int, processes: int) -> None:
-        raise OSError("no accounting yet")
+    @property
+    def interval_ms(self) -> int | None:
+        """How long until a cell is due."""
+        if not self._watched:
+            return None
+        due = min(account.due for account in self._watched.values())
+        return max(0, int((due - time.monotonic()) * 1000 + 0.999))
 
-    def unwatch(self, number: int) -> dict[str, Any]:
-        return {}
+    def watch(self, number: int, holder: int, runner: int, disk: int, limits: dict[str, Any]) -> None:
+        """A call begins. `limits`: memory in bytes, processes, cpu in seconds."""
+        account = self._accounts.get(number)
+        if account is None:
+            account = self._accounts[number] = Account(holder, runner, disk)
+        self._watched[number] = account
+        account.begin(limits["memory"], limits["processes"], int(limits["cpu"] * 1e9))
 
-    def tick(self) -> list[dict[str, Any]]:
-        return []
+    def unwatch(self, number: int) -> Report:
+        """A call ended: what it used, and which limit was found broken only now."""
+        account = self._accounts.get(number)
+        if account is None:
+            return {}
+        account.look(last=True)
+        if account.end():
+            self._watched.pop(number, None)
+        return account.usage()
+
+    def forget(self, number: int) -> Report:
+        """A cell is gone: what was last known of it."""
+        self._watched.pop(number, None)
+        account = self._accounts.pop(number, None)
+        if account is None:
+            return {}
+        account.close()
+        return account.usage()
+
+    def tick(self) -> list[Report]:
+        """Look at the cells that are due; what was found broken, to be told at once."""
+        started = now = time.monotonic()
+        reports: list[Report] = []
+        for number, account in self._due(now):
+            before = now
+            reports += ({"op": "over", "id": number, "what": what} for what in account.look())
+            now = time.monotonic()
+            self._cost += (now - before - self._cost) / 16
+            account.due = now + max(account.pause(), len(self._watched) * self._cost * _SHARE)
+            if now - started > _TICK_SECONDS:
+                break
+        return reports
+
+    def _due(self, now: float) -> list[tuple[int, Account]]:
+        due = [item for item in self._watched.items() if item[1].due <= now]
+        return sorted(due, key=lambda item: item[1].due)
+
+
+class Account:
+    """One cell. Opens its census while it is watched."""
+
+    def __init__(self, holder: int, runner: int, disk: int) -> None:
+        self._holder, self._runner, self._disk = holder, runner, disk
+        self._census: Census | None = None
+        self._time = ProcessorTime(runner)
+        self._memory: Memory
+        self._calling = self._quiet = False
+        self._seen: dict[str, Process] = {}
+        self._cpu_before = self._count = self._most = 0
+        self._told: set[str] = set()
+        self.due = 0.0
+        with contextlib.suppress(OSError), open(f"/proc/{runner}/oom_score_adj", "w") as file:
+            # Should the machine run out of memory all the same, then at a sandbox's expense.
+            file.write("1000")
+
+    def begin(self, memory: int, processes: int, cpu: int) -> None:
+        """`memory` in bytes, `cpu` in nanoseconds."""
+        self._limits = (processes, cpu)
+        self._told.clear()
+        if not self._quiet:
+            self._take_stock(memory)
+        self._memory.begin(memory)
+        self._cpu_before = self._time.total
+        self._most = self._count
+        self._calling = True
+        self.due = time.monotonic() + _SHORTEST
+
+    def _take_stock(self, memory: int) -> None:
+        """Whatever is there before the call is not the call's own."""
+        census = self._open()
+        processes = census.processes()
+        if not self._seen:
+            self._memory = Memory(census, processes)
+        self._count_processes(processes)
+
+    def _open(self) -> Census:
+        if self._census is None:
+            self._census = Census(self._holder, self._disk)
+        return self._census
+
+    def close(self) -> None:
+        if self._census is not None:
+            self._census.close()
+            self._census = None
+
+    def end(self) -> bool:
+        """No call any more: whether nothing is left to be watched."""
+        self._calling = False
+        # A runner with one thread does nothing before the next call.
+        self._quiet = self._count <= 1
+        if self._quiet:
+            self.close()
+        return self._quiet
+
+    def usage(self) -> Report:
+        return {
+            "cpu": (self._time.total - self._cpu_before) / 1e9,
+            "peak": self._memory.peak,
+            "processes": self._count,
+            "crowded": self._most >= self._limits[0],
+            "over": sorted(self._told),
+        }
+
+    def look(self, last: bool = False) -> list[str]:
+        """Count everything; which limits are broken and were not before."""
+        census = self._open()
+        processes = census.processes()
+        self._count_processes(processes)
+        over = []
+        if self._memory.look(census, processes, last):
+            over.append("memory")
+        if self._calling and self._time.total - self._cpu_before >= self._limits[1]:
+            over.append("cpu")
+        if self._calling and self._count > self._limits[0]:
+            over.append("processes")
+        news = [what for what in over if what not in self._told]
+        self._told.update(news)
+        return news
+
+    def _count_processes(self, processes: list[Process]) -> None:
+        self._time.count(self._seen, processes)
+        self._seen = {process.pid: process for process in processes}
+        self._count = sum(process.threads for process in processes if process.pid != HOLDER)
+        self._most = max(self._most, self._count)
+
+    def pause(self) -> float:
+        """How long until the next look: until then no limit can be far behind."""
+        if not self._calling:
+            return _BACKGROUND
+        cpu_left = self._limits[1] - (self._time.total - self._cpu_before)
+        soonest = min(self._memory.left / _BYTES_A_SECOND, cpu_left / 1e9 / _PROCESSORS)
+        return min(max(soonest, _SHORTEST), _LONGEST)
+
+
+class ProcessorTime:
+    """Adds up the time of processes that come and go; nanoseconds, never backwards.
+
+    A process that ends and is waited for reappears in its parent's time: what was counted of it
+    while it lived must not count again.
+    """
+
+    def __init__(self, runner: int) -> None:
+        self._runner = runner
+        self._of_runner = self._owed = self.total = 0
+        self._runner_pid: str | None = None
+
+    def count(self, before: dict[str, Process], processes: list[Process]) -> None:
+        if self._runner_pid is None:
+            self._runner_pid = next((p.pid for p in processes if p.pid != HOLDER), None)
+        gained = self._clock()
+        waited = 0
+        for process in processes:
+            known = before.get(process.pid)
+            waited += process.waited - (known.waited if known else 0)
+            if process.pid != self._runner_pid:
+                gained += max(process.cpu - (known.cpu if known else 0), 0)
+        there = {process.pid for process in processes}
+        ended = sum(p.cpu + p.waited for pid, p in before.items() if pid not in there)
+        again = min(max(waited, 0), self._owed + ended)
+        # A parent may have been read before it waited: it gets one more look, and no more, since
+        # who ignores SIGCHLD is never told of its children's time.
+        self._owed = min(self._owed + ended - again, ended)
+        self.total += gained + max(waited, 0) - again
+
+    def _clock(self) -> int:
+        try:
+            now = clock(self._runner)
+        except OSError:
+            return 0
+        gained, self._of_runner = now - self._of_runner, now
+        return gained
+
+
+class Memory:
+    """What a cell has in memory: an upper bound at each look, weighed when that is over the limit.
+
+    A page that is shared copy-on-write counts in the bound as soon as a fault may have copied it.
+    """
+
+    def __init__(self, census: Census, processes: list[Process]) -> None:
+        # What the image shares with the process it was forked from, more or less.
+        self._inherited = max((process.anonymous for process in processes), default=0)
+        self._bound = sum(process.anonymous for process in processes)
+        self._known = {process.pid: process for process in processes}
+        self._in_files = census.files()
+        self._held: dict[int, int] = {}
+        self._limit = self.peak = 0
+        self._look_for_held = self._weigh_again = 0.0
+        self._dying: tuple[str, float] | None = None
+
+    def begin(self, limit: int) -> None:
+        self._limit = limit
+        self.peak = self._guess(self._known.values())
+
+    @property
+    def left(self) -> int:
+        return self._limit - self._bound
+
+    def look(self, census: Census, processes: list[Process], last: bool) -> bool:
+        """Whether the limit is broken: the largest process is then killed."""
+        now = time.monotonic()
+        self._follow(census, processes, last or now >= self._look_for_held)
+        self.peak = max(self.peak, self._guess(processes))
+        if self._bound <= self._limit or self._is_dying(processes, now):
+            return False
+        if now < self._weigh_again and not last:
+            return False
+        victim = self._weigh(census, [process for process in processes if process.pid != HOLDER])
+        took = time.monotonic() - now
+        self._weigh_again = now + _SHARE * took
+        if victim is None:
+            return False
+        census.kill(victim)
+        self._dying = (victim.pid, now + _DEATH_SECONDS)
+        return True
+
+    def _guess(self, processes: Any) -> int:
+        counted: int = sum(process.anonymous for process in processes)
+        return min(self._bound, counted + self._in_files + sum(self._held.values()))
+
+    def _follow(self, census: Census, processes: list[Process], all_files: bool) -> None:
+        in_files = census.files()
+        held = self._memory_files(census, processes) if all_files else self._held
+        growth = max(in_files - self._in_files, 0) + max(sum(held.values()) - sum(self._held.values()), 0)
+        for process in processes:
+            known = self._known.get(process.pid)
+            if known is None:
+                growth += max(process.resident, process.faulted)
+            else:
+                growth += max(process.resident - known.resident, process.faulted - known.faulted, 0)
+        self._bound += growth
+        self._in_files, self._held = in_files, held
+        self._known = {process.pid: process for process in processes}
+
+    def _memory_files(self, census: Census, processes: list[Process]) -> dict[int, int]:
+        started = time.monotonic()
+        found = census.memory_files(processes)
+        ended = time.monotonic()
+        self._look_for_held = ended + max(_LONGEST, _SHARE * (ended - started))
+        return found
+
+    def _is_dying(self, processes: list[Process], now: float) -> bool:
+        if self._dying is None:
+            return False
+        pid, until = self._dying
+        if now < until and any(process.pid == pid and process.resident for process in processes):
+            return True
+        self._dying = None
+        return False
+
+    def _weigh(self, census: Census, processes: list[Process]) -> Process | None:
+        """The process to kill, if what there is in memory is really over the limit."""
+        in_files = self._in_files + sum(self._held.values())
+        weights = {process: census.resident(process) for process in processes}
+        tables = sum(weight.tables for weight in weights.values())
+        self._bound = sum(map(sum, weights.values())) + in_files
+        if self._bound <= self._limit:
+            return None
+        largest = max(weights, key=lambda process: sum(weights[process]), default=None)
+        own = max((weight.anonymous for weight in weights.values()), default=0) - self._inherited
+        if own + in_files <= self._limit:
+            shares = {process: census.proportional(process, self._held) for process in processes}
+            self._bound = sum(shares.values()) + tables + in_files
+            if self._bound > self._limit and len(shares) > 1:
+                self._bound -= census.counted_twice(shares)
+            largest = max(shares, key=lambda process: shares[process], default=None)
+        else:
+            self._bound = own + in_files
+        self.peak = max(self.peak, self._bound)
+        return largest if self._bound > self._limit else None

@@ -144,7 +144,7 @@ class Builder:
             raise
         self._holders[pid] = number
         self._pids[number] = pid
-        return {"pid": pid, "disk_free": self._free(pid)}, (fd,)
+        return {"pid": pid}, (fd,)
 
     def _make_cell(self, message: _link.Message) -> tuple[int, int]:
         trees: list[tuple[int, str]] = []

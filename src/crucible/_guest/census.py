@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import IO, NamedTuple
 
 from .._kernel import pidfd, sys
 
@@ -22,8 +22,8 @@ _TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Where the processes begin in a listing of /proc: what is before them takes longer than they do.
 _FIRST_PROCESS = 256
-_STATUS = re.compile(rb"^(?:RssAnon|RssShmem|VmPTE):\s+(\d+)", re.MULTILINE)
-_ROLLUP = re.compile(rb"^Pss_(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
+_STATUS = re.compile(rb"^(RssAnon|RssShmem|VmPTE|VmSwap):\s+(\d+)", re.MULTILINE)
+_ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|SwapPss):\s+(\d+)", re.MULTILINE)
 _AREA = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)")
 
 
@@ -138,28 +138,33 @@ class Census:
 
     def resident(self, process: Process) -> Weight:
         """What is resident, counted in full even if it is shared."""
-        try:
-            found = _STATUS.findall(self._read(f"{process.where}/status"))
-            return Weight(*(int(number) * 1024 for number in _in_order(found)))
-        except OSError:
-            return Weight(0, 0, 0)
+        sizes = self._sizes(f"{process.where}/status", _STATUS)
+        anonymous = sizes.get(b"RssAnon", 0) + sizes.get(b"VmSwap", 0)
+        return Weight(anonymous, sizes.get(b"RssShmem", 0), sizes.get(b"VmPTE", 0))
 
-    def proportional(self, process: Process, known: Iterable[int]) -> int:
+    def proportional(self, process: Process, known: Container[int]) -> int:
         """What is resident, each page divided by the number of processes that map it.
 
         Of files only the memory files that nobody holds open, not those `known` by inode.
         """
-        try:
-            anonymous, shared = map(int, _ROLLUP.findall(self._read(f"{process.where}/smaps_rollup")))
-            return anonymous * 1024 + (self._unheld(process, set(known)) if shared else 0)
-        except (OSError, ValueError):
-            return 0
+        sizes = self._sizes(f"{process.where}/smaps_rollup", _ROLLUP)
+        unheld = self._unheld(process, known) if sizes.get(b"Pss_Shmem") else 0
+        return sizes.get(b"Pss_Anon", 0) + sizes.get(b"SwapPss", 0) + unheld
 
-    def _unheld(self, process: Process, known: set[int]) -> int:
-        total = 0
-        counted = False
-        with open(f"{self._root}/proc/{process.where}/smaps", "rb") as file:
-            for line in file:
+    def _sizes(self, name: str, pattern: re.Pattern[bytes]) -> dict[bytes, int]:
+        try:
+            return {key: int(number) * 1024 for key, number in pattern.findall(self._read(name))}
+        except OSError:
+            return {}
+
+    def _unheld(self, process: Process, known: Container[int]) -> int:
+        total, counted = 0, False
+        try:
+            file = open(f"{self._root}/proc/{process.where}/smaps", "rb")  # noqa: SIM115
+        except OSError:
+            return 0
+        with file:
+            for line in _lines(file):
                 if line.startswith(b"Pss:"):
                     total += int(line.split()[1]) * 1024 if counted else 0
                 elif (area := _AREA.match(line)) is not None:
@@ -167,7 +172,7 @@ class Census:
                     counted = device == MEMORY_DEVICE and int(area[3]) not in known
         return total
 
-    def counted_twice(self, weights: dict[Process, int]) -> int:
+    def counted_twice(self, weights: Mapping[Process, int]) -> int:
         """The weight of memory that two processes are, as a vfork child and its parent until it execs."""
         alike: dict[tuple[int, int], list[Process]] = {}
         for process in weights:
@@ -196,7 +201,7 @@ class Census:
         with contextlib.suppress(OSError):
             fd = os.open(process.pid, _FOLDER, dir_fd=self._proc)
             try:
-                pidfd.send(fd, signal.SIGKILL)
+                pidfd.kill(fd)
             finally:
                 os.close(fd)
 
@@ -210,14 +215,13 @@ def process_memory_is_one(first: int, second: int) -> bool:
 
 def clock(process: int) -> int:
     """Processor time of all threads of a process, finer than /proc tells it."""
-    import time
-
     return time.clock_gettime_ns(~process << 3 | 2)
 
 
-def _in_order(found: list[bytes]) -> list[bytes]:
-    # A zombie's status has no such lines.
-    return found if len(found) == 3 else [b"0", b"0", b"0"]
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a process's file, as many as there are before the process is gone."""
+    with contextlib.suppress(OSError):
+        yield from file
 
 
 def _inner_number(name: str) -> str:

@@ -11,8 +11,8 @@ MACHINE = os.uname().machine
 
 # Numbers below 424 differ by architecture; from 424 on the kernel numbers them alike.
 _NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "seccomp": 317, "setresuid": 117, "setresgid": 119},
-    "aarch64": {"clone": 220, "pivot_root": 41, "seccomp": 277, "setresuid": 147, "setresgid": 149},
+    "x86_64": {"clone": 56, "pivot_root": 155, "seccomp": 317, "setresuid": 117, "setresgid": 119, "kcmp": 312},
+    "aarch64": {"clone": 220, "pivot_root": 41, "seccomp": 277, "setresuid": 147, "setresgid": 149, "kcmp": 272},
 }
 _COMMON = {
     "open_tree": 428,
@@ -115,6 +115,11 @@ def set_name(name: str) -> None:
     """What `ps` and `top` show, at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode())
     prctl(15, ctypes.addressof(buffer))
+
+
+def same_memory(first: int, second: int) -> bool:
+    """Whether two processes are one memory: threads, or a vfork child and its parent."""
+    return syscall("kcmp", first, second, 1, 0, 0) == 0
 
 
 def become_subreaper() -> None:

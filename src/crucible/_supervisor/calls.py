@@ -133,7 +133,7 @@ async def _really_hung_up(guest: Guest) -> bool:
 
 async def buried(guest: Guest) -> None:
     """Wait until nothing is left of a killed sandbox: shielded and bounded."""
-    with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_SECONDS):
+    with anyio.move_on_after(_REAP_SECONDS, shield=True):
         await guest.gone.wait()
 
 

@@ -117,6 +117,9 @@ class Factory:
         except BaseException:
             self._withdraw(plan, reply)
             raise
+        finally:
+            # The refill stood back while somebody waited.
+            self._refill.set()
 
     def _withdraw(self, plan: Plan, reply: Reply[Guest]) -> None:
         waiting = self._waiting.get(plan)
@@ -132,7 +135,7 @@ class Factory:
 
     async def collect(self, guest: Guest) -> None:
         """Wait until nothing is left of a killed guest: shielded and bounded."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_SECONDS):
+        with anyio.move_on_after(_REAP_SECONDS, shield=True):
             await guest.gone.wait()
         guest.close()
 

@@ -49,6 +49,7 @@ class Guest:
         self.hung_up = False
         self.over = ""  # the limit that the builder's accounting found broken
         self.cpu_used = 0.0  # seconds in this call, by the builder's accounting
+        self._killed = False
         self.dead = False  # no call will be answered any more
         self.wake = anyio.Event()
         self.on_death: Callable[[Guest], None] | None = None
@@ -207,10 +208,9 @@ class Guest:
         """Kill every process of the sandbox, now: pid 1 of its namespace takes them along."""
         if self.before_kill is not None and not self.dead:
             self.before_kill()
-        if self.holder >= 0:
+        if self.holder >= 0 and not self._killed:
+            self._killed = True
             pidfd.kill(self.holder)
-        if self.runner >= 0:
-            pidfd.kill(self.runner)
         self._die()
 
     def exited(self, status: int) -> None:

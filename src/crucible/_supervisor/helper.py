@@ -142,7 +142,7 @@ class Helper:
 
 async def wait_dead(fd: int, seconds: float) -> bool:
     """Wait, shielded and bounded, for the process behind the pidfd `fd` to end."""
-    with anyio.CancelScope(shield=True), anyio.move_on_after(seconds):
+    with anyio.move_on_after(seconds, shield=True):
         await anyio.wait_readable(fd)
         return True
     return pidfd.is_dead(fd)

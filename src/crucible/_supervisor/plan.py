@@ -12,6 +12,11 @@ from ..policy import Limits, Policy
 _RUNNER_PROCESSES = 2  # the runner, and the keeper of a command
 
 
+def processes_with_ours(count: int) -> int:
+    """The kernel's limit that leaves `count` processes to the user."""
+    return count + _RUNNER_PROCESSES
+
+
 @attrs.frozen(kw_only=True)
 class Plan:
     template: str
@@ -28,7 +33,7 @@ class Plan:
 
     @property
     def process_limit(self) -> int:
-        return self.processes + _RUNNER_PROCESSES
+        return processes_with_ours(self.processes)
 
 
 def make_plan(template: str, limits: Limits, policy: Policy, *, own_uid: bool) -> Plan:
