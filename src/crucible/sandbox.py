@@ -318,7 +318,8 @@ class Sandbox(anyio.abc.AsyncResource):
     ) -> Result:
         """Begin a call, keep its limits, and say what came of it."""
         guest, meter = self._guest, self._desk.meter
-        meter.begin(limits.memory or 0, processes_with_ours(limits.processes or 1))
+        processes = processes_with_ours(limits.processes or 1)
+        meter.begin(limits.memory or 0, processes, limits.cpu_seconds or 0)
         ending = calls.Ending()
         guest.before_kill = meter.capture
         with self._desk.factory.counted_call(), self._killed_if_cancelled():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio.to_thread
@@ -25,5 +27,10 @@ def local_files() -> Files:
     return Files(request)
 
 
-async def names(files: Files, path: str | Path) -> list[str]:
-    return [info.name for info in await files.list(path)]
+@contextlib.asynccontextmanager
+async def emptied(folder: Path) -> AsyncIterator[None]:
+    """Remove at the end what pytest's own recursive cleanup is not able to."""
+    try:
+        yield
+    finally:
+        await local_files().remove(folder, recursive=True)

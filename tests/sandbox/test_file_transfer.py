@@ -16,7 +16,7 @@ import pytest
 import crucible
 from crucible.files import FileKind, Files, Skipped, Transfer
 from tests.sandbox.common import on_one_loop
-from tests.sandbox.local_files import local_files, request
+from tests.sandbox.local_files import emptied, local_files, request
 
 pytestmark = pytest.mark.anyio
 
@@ -180,27 +180,29 @@ async def test_large_files(files: Files, box: Path, host: Path) -> None:
 
 
 @on_one_loop
-async def test_a_tree_of_many_levels(files: Files, box: Path, host: Path) -> None:
-    (host / "deep" / ("d/" * 900)).mkdir(parents=True)
-    (host / "deep" / ("d/" * 900) / "file").write_text("x")
-    assert (await files.upload(host / "deep", box)).files == 1
-    assert (await files.download(box, host / "back")).files == 1
-    assert (host / "back" / ("d/" * 900) / "file").read_text() == "x"
+async def test_a_tree_of_many_levels(files: Files, box: Path, host: Path, tmp_path: Path) -> None:
+    async with emptied(tmp_path):
+        (host / "deep" / ("d/" * 900)).mkdir(parents=True)
+        (host / "deep" / ("d/" * 900) / "file").write_text("x")
+        assert (await files.upload(host / "deep", box)).files == 1
+        assert (await files.download(box, host / "back")).files == 1
+        assert (host / "back" / ("d/" * 900) / "file").read_text() == "x"
 
 
 @on_one_loop
-async def test_paths_that_are_too_long_are_skipped(files: Files, box: Path, host: Path) -> None:
-    for top in (box / "deep", host / "deep"):
-        await anyio.to_thread.run_sync(make_chain, top, 3000)
-    transfers = [
-        await files.download(box / "deep", host / "there"),
-        await files.upload(host / "deep", box / "there"),
-    ]
-    for transfer in transfers:
-        (skipped,) = transfer.skipped
-        assert "too long" in skipped.reason
-    for top in (box / "deep", box / "there", host / "deep", host / "there"):
-        await files.remove(top, recursive=True)
+async def test_paths_that_are_too_long_are_skipped(
+    files: Files, box: Path, host: Path, tmp_path: Path
+) -> None:
+    async with emptied(tmp_path):
+        for top in (box / "deep", host / "deep"):
+            await anyio.to_thread.run_sync(make_chain, top, 3000)
+        transfers = [
+            await files.download(box / "deep", host / "there"),
+            await files.upload(host / "deep", box / "there"),
+        ]
+        for transfer in transfers:
+            (skipped,) = transfer.skipped
+            assert "too long" in skipped.reason
 
 
 # Modes.

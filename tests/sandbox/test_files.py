@@ -12,6 +12,7 @@ import pytest
 import crucible
 from crucible.files import FileKind
 from tests.sandbox.common import on_one_loop
+from tests.sandbox.local_files import emptied
 
 pytestmark = pytest.mark.anyio
 
@@ -71,10 +72,11 @@ async def test_moving_to_any_writable_place(box: crucible.Sandbox, target: str) 
 
 async def test_errors_have_their_class_and_the_path(box: crucible.Sandbox) -> None:
     await box.files.write("full/file", "")
+    await box.files.mkdir("shut", mode=0)
     files = box.files
     failures: list[tuple[type[crucible.FileError], str, Failing]] = [
         (crucible.FileNotFound, "/workspace/none", lambda: files.read("none")),
-        (crucible.FileForbidden, "/root/x", lambda: files.write("/root/x", "")),
+        (crucible.FileForbidden, "/workspace/shut/x", lambda: files.write("shut/x", "")),
         (crucible.FileIsDirectory, "/workspace/full", lambda: files.read("full")),
         (crucible.FileNotDirectory, "/workspace/full/file", lambda: files.list("full/file")),
         (crucible.FileExists, "/workspace/full", lambda: files.mkdir("full", exist_ok=False)),
@@ -141,11 +143,12 @@ os.chdir('/workspace')
 
 @on_one_loop
 async def test_deep_trees(box: crucible.Sandbox, tmp_path: Path) -> None:
-    await run(box, DEEP)
-    (skipped,) = (await box.files.download("", tmp_path / "out")).skipped
-    assert "too long" in skipped.reason
-    await box.files.remove("d", recursive=True)
-    assert await box.files.list() == ()
+    async with emptied(tmp_path):
+        await run(box, DEEP)
+        (skipped,) = (await box.files.download("", tmp_path / "out")).skipped
+        assert "too long" in skipped.reason
+        await box.files.remove("d", recursive=True)
+        assert await box.files.list() == ()
 
 
 MANY = """

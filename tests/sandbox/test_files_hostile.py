@@ -17,6 +17,7 @@ import pytest
 import crucible
 from crucible.files import Files, file_error
 from tests.sandbox.common import on_one_loop
+from tests.sandbox.local_files import emptied
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +97,7 @@ async def test_names_again_on_the_next_page(host: Path) -> None:
         await files.download("d", host)
 
 
-MALFORMED = [
+MALFORMED: list[object] = [
     *(None, 0, True, "text", [], {}, (), b"", b"x", b"null", b"0", b'""', b"{}", b"[]", b"[[]]"),
     *(b"[[],0]", b"[[],null]", b"[[],true]", b"[[],false,0]", b"[{},false]", b"[[0],false]"),
     *(
@@ -193,14 +194,15 @@ async def test_an_endless_listing_of_nothing(host: Path) -> None:
 
 @on_one_loop
 async def test_folders_in_folders_without_end(host: Path) -> None:
-    liar = Liar(list=page(entry("d", "directory")))
-    transfer = await Files(liar).download("top", host)
-    assert liar.asked < 2100
-    (skipped,) = transfer.skipped
-    assert "too long" in skipped.reason
-    liar.answers["list"] = page(*(entry(name, "directory") for name in "abcdefgh"))
-    with pytest.raises(crucible.FileError, match="max_files=500"):
-        await Files(liar).download("top", host, max_files=500)
+    async with emptied(host):
+        liar = Liar(list=page(entry("d", "directory")))
+        transfer = await Files(liar).download("top", host)
+        assert liar.asked < 2100
+        (skipped,) = transfer.skipped
+        assert "too long" in skipped.reason
+        liar.answers["list"] = page(*(entry(name, "directory") for name in "abcdefgh"))
+        with pytest.raises(crucible.FileError, match="max_files=500"):
+            await Files(liar).download("top", host, max_files=500)
 
 
 async def test_files_larger_than_they_claim(host: Path) -> None:

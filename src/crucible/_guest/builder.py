@@ -48,6 +48,7 @@ class Builder:
         self._cgroup_fds = cgroup_fds
         self._holders: dict[int, int] = {}
         self._pids: dict[int, int] = {}
+        self._disks: dict[int, int] = {}
         self._zygotes: set[int] = set()
         self._numbers: dict[int, int] = {}
         self._accountant = accounting.Accountant()
@@ -144,6 +145,7 @@ class Builder:
             raise
         self._holders[pid] = number
         self._pids[number] = pid
+        self._disks[number] = message["disk"]
         return {"pid": pid}, (fd,)
 
     def _make_cell(self, message: _link.Message) -> tuple[int, int]:
@@ -161,6 +163,7 @@ class Builder:
                 shared_memory=message["disk"],
                 loopback=message["loopback"],
                 may_set_groups=self._identity["mode"] != "single",
+                adds_up=self._cgroup is None,
                 binds=tuple(trees),
                 seed=seed,
                 seed_needs_idmap=self._identity["mode"] == "root",
@@ -242,10 +245,14 @@ class Builder:
         return found
 
     def _on_watch(self, message: _link.Message, fds: list[int]) -> tuple[None, tuple[int, ...]]:
-        holder = self._pids.get(message["cell"])
-        if holder is not None:
+        number = message["cell"]
+        if number in self._pids:
             self._accountant.watch(
-                message["cell"], holder, message["runner"], message["memory"], message["processes"]
+                number,
+                self._pids[number],
+                message["runner"],
+                self._disks[number],
+                message["limits"],
             )
         return None, ()
 
@@ -259,10 +266,11 @@ class Builder:
             number = self._holders.pop(pid, None)
             if number is not None:
                 self._pids.pop(number, None)
-                self._accountant.unwatch(number)
+                self._disks.pop(number, None)
+                usage = self._accountant.forget(number)
                 if self._cgroup is not None:
                     self._remove_cgroup(number)
-                _link.send(self._sock, {"op": "gone", "id": number})
+                _link.send(self._sock, {"op": "gone", "id": number, "usage": usage})
             elif pid in self._zygotes:
                 self._zygotes.discard(pid)
             else:

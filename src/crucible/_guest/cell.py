@@ -23,6 +23,7 @@ class CellPlan(NamedTuple):
     shared_memory: int
     loopback: bool
     may_set_groups: bool
+    adds_up: bool  # whether pid 1 gathers the processor time of orphans
     binds: tuple[tuple[int, str], ...] = ()
     seed: int | None = None
     seed_needs_idmap: bool = False
@@ -33,7 +34,7 @@ def make(plan: CellPlan, own_pidfd: int) -> tuple[int, int]:
 
     own_pidfd: the caller's, to come back to its own pid namespace by.
     """
-    pid = vfork.call(_hold, namespaces.CELL & ~namespaces.CLONE_NEWPID)
+    pid = vfork.call(lambda: _hold(plan), namespaces.CELL & ~namespaces.CLONE_NEWPID)
     # Its maker has ended, so it is our own child now, and its number stays its own until we reap it.
     holder = pidfd.open_pid(pid)
     try:
@@ -49,11 +50,12 @@ def make(plan: CellPlan, own_pidfd: int) -> tuple[int, int]:
     return pid, holder
 
 
-def _hold() -> int:
+def _hold(plan: CellPlan) -> int:
     """Start the cell's pid 1, without descriptors and without capabilities, and asleep."""
     sys.unshare(namespaces.CLONE_NEWPID)
-    # Ignored SIGCHLD: the kernel reaps the cell's orphans for us.
-    sys.ignore_signal(signal.SIGCHLD)
+    if not plan.adds_up:
+        # Ignored SIGCHLD: the kernel reaps the cell's orphans, without waking pid 1.
+        sys.ignore_signal(signal.SIGCHLD)
     sys.syscall("close_range", 0, 0xFFFF_FFFF, 0)
     caps.drop_bounding_set()
     caps.no_new_privs()

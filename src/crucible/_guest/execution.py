@@ -60,6 +60,8 @@ class UserCode:
     def standard_input(self, fd: int | None) -> Generator[None, None, None]:
         """`fd` as descriptor 0 and as sys.stdin, for one call; without it, the end of file."""
         if fd is None:
+            if not _is_open(0):
+                self._end_input()
             yield
             return
         os.dup2(fd, 0)
@@ -67,10 +69,16 @@ class UserCode:
         try:
             yield
         finally:
-            null = os.open("/dev/null", os.O_RDONLY)
+            self._end_input()
+
+    def _end_input(self) -> None:
+        null = os.open("/dev/null", os.O_RDONLY)
+        # User code may have closed descriptor 0, as `open(0)` does in the end: then `null` is it.
+        if null:
             os.dup2(null, 0)
             os.close(null)
-            _install("stdin", _text(0, "r"))
+        os.set_inheritable(0, True)
+        _install("stdin", _text(0, "r"))
 
     def run(self, source: str) -> Outcome:
         """Execute `source`; the value of a last expression goes back if it is plain."""
@@ -145,9 +153,9 @@ class UserCode:
             self._running = False
 
     def _flush(self) -> None:
-        for stream in (python.stdout, python.stderr):
+        for name in ("stdout", "stderr"):
             with contextlib.suppress(Exception):
-                stream.flush()
+                getattr(python, name).flush()
 
     def _flush_late(self) -> None:
         self._running = True
@@ -162,6 +170,14 @@ class UserCode:
 def _install(name: str, stream: io.TextIOWrapper) -> None:
     setattr(python, name, stream)
     setattr(python, f"__{name}__", stream)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _text(

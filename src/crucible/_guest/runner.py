@@ -23,6 +23,7 @@ class Runner:
     """One call at a time: read a frame, do it, reply."""
 
     _sock: socket.socket
+    _pid: int
 
     def __init__(self) -> None:
         self._user = execution.UserCode()
@@ -36,7 +37,7 @@ class Runner:
         }
 
     def serve(self, sock: socket.socket) -> NoReturn:
-        self._sock = sock
+        self._sock, self._pid = sock, os.getpid()
         self._warm_up()
         self._send(_wire.pack(_wire.READY, 0, b"{}"))
         reader = _wire.FrameReader()
@@ -80,6 +81,9 @@ class Runner:
             for fd in fds:
                 with contextlib.suppress(OSError):
                     os.close(fd)
+        if os.getpid() != self._pid:
+            # User code forked, and this is the child at the end of its call: the parent replies.
+            os._exit(reply.get("code", int(reply["status"] != "ok")))
         self._send(_wire.pack(_wire.REPLY, call, json.dumps(reply).encode(), value))
 
     def _run(self, request: Head, body: bytes, fds: list[int]) -> Outcome:

@@ -11,8 +11,14 @@ MACHINE = os.uname().machine
 
 # Numbers below 424 differ by architecture; from 424 on the kernel numbers them alike.
 _NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "seccomp": 317, "setresuid": 117, "setresgid": 119, "kcmp": 312},
-    "aarch64": {"clone": 220, "pivot_root": 41, "seccomp": 277, "setresuid": 147, "setresgid": 149, "kcmp": 272},
+    "x86_64": {
+        **{"clone": 56, "pivot_root": 155, "setresuid": 117, "setresgid": 119},
+        **{"kcmp": 312, "seccomp": 317},
+    },
+    "aarch64": {
+        **{"clone": 220, "pivot_root": 41, "setresuid": 147, "setresgid": 149},
+        **{"kcmp": 272, "seccomp": 277},
+    },
 }
 _COMMON = {
     "open_tree": 428,

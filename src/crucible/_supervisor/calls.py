@@ -72,13 +72,21 @@ class Watch:
         limits, guest = self._limits, self._guest
         if any(output.truncated for output in self._outputs):
             return Status.OUTPUT_LIMIT, f"more than {limits.output} bytes of output"
-        if guest.over == "memory":
-            return Status.MEMORY_LIMIT, f"more than {limits.memory} bytes of memory"
+        if guest.over:
+            return self._found_over(guest.over)
         if self.elapsed >= (limits.wall_seconds or 0):
             return Status.TIME_LIMIT, f"over {limits.wall_seconds} s of wall time"
         if time.monotonic() >= self._cpu_at and self._over_cpu():
             return Status.TIME_LIMIT, f"over {limits.cpu_seconds} s of processor time"
         return None
+
+    def _found_over(self, what: str) -> tuple[Status, str]:
+        limits = self._limits
+        if what == "memory":
+            return Status.MEMORY_LIMIT, f"more than {limits.memory} bytes of memory"
+        if what == "processes":
+            return Status.PROCESS_LIMIT, f"more than {limits.processes} processes"
+        return Status.TIME_LIMIT, f"over {limits.cpu_seconds} s of processor time"
 
     def _over_cpu(self) -> bool:
         used = self._meter.cpu_seconds()
@@ -248,7 +256,7 @@ async def _with_limits(
     """The result with the limit that explains it, if one does."""
     if reading.oom:
         return _blame(
-            result, Status.MEMORY_LIMIT, "the memory limit was met: the kernel killed a process"
+            result, Status.MEMORY_LIMIT, "the memory limit was met: a process was killed for it"
         )
     if ending.cause is not None:
         cause, reason = ending.cause, ending.reason

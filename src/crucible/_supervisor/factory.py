@@ -28,6 +28,7 @@ _STORM = 5  # failures in a row before they are reported instead of tried again
 _BUILD_SECONDS = 20.0
 _PRELOAD_SECONDS = 300.0
 _REAP_SECONDS = 10.0
+_FILE_SIZE_MARGIN = 1 << 26  # bytes: so that memory is found over its limit before a file is
 _REFILL_PAUSE = 0.003
 _REFILL_PATIENCE = 0.05
 Answer = tuple[_link.Message, list[int]]
@@ -238,7 +239,7 @@ class Factory:
             "env": dict(plan.env),
             "open_files": plan.open_files,
             "max_processes": plan.process_limit + 1 if fallback else None,
-            "max_file_size": plan.memory if fallback else None,
+            "max_file_size": plan.memory + _FILE_SIZE_MARGIN if fallback else None,
         }
         fds = (guest.holder, guest.control_end.fileno(), guest.stdout_end, guest.stderr_end)
         message, received = await self._ask(generation, zygote, request, fds, op="spawned")
@@ -297,10 +298,10 @@ class Factory:
             return {}
         return message
 
-    def watch(self, guest: Guest, memory: int, processes: int) -> None:
+    def watch(self, guest: Guest, limits: dict[str, float]) -> None:
         if self._generation is not None:
             request = {"op": "watch", "id": 0, "cell": guest.number, "runner": guest.runner_pid}
-            self._generation.builder.send({**request, "memory": memory, "processes": processes})
+            self._generation.builder.send({**request, "limits": limits})
 
     def _next_number(self) -> int:
         self._number += 1
@@ -384,6 +385,7 @@ class Factory:
                 guest = generation.guests.pop(message["id"], None)
                 if guest is not None:
                     generation.runners.pop(guest.runner_pid, None)
+                    guest.last_usage = message["usage"]
                     self._buried(guest)
             case "exit":
                 # An orphan of a zygote that died: the builder reaped it.
@@ -393,7 +395,7 @@ class Factory:
             case "over":
                 guest = generation.guests.get(message["id"])
                 if guest is not None:
-                    guest.over = message["what"]
+                    guest.over = guest.over or message["what"]
                     guest.wake.set()
             case op:
                 self._answer(op, message, fds)

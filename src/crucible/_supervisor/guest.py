@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -48,7 +48,7 @@ class Guest:
         self.gone = anyio.Event()
         self.hung_up = False
         self.over = ""  # the limit that the builder's accounting found broken
-        self.cpu_used = 0.0  # seconds in this call, by the builder's accounting
+        self.last_usage: dict[str, Any] = {}  # what that accounting knew when the cell was gone
         self._killed = False
         self.dead = False  # no call will be answered any more
         self.wake = anyio.Event()

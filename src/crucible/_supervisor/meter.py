@@ -23,7 +23,7 @@ class Reading:
 
 
 class Meter(Protocol):
-    def begin(self, memory: int, processes: int) -> None:
+    def begin(self, memory: int, processes: int, cpu_seconds: float) -> None:
         """A call begins, under these limits."""
 
     def cpu_seconds(self) -> float | None:
@@ -47,7 +47,7 @@ class CgroupMeter:
         self._cpu = self._kills = self._hits = 0
         self._captured: Reading | None = None
 
-    def begin(self, memory: int, processes: int) -> None:
+    def begin(self, memory: int, processes: int, cpu_seconds: float) -> None:
         if (memory, processes) != self._limits:
             self._cgroup.set_limits(self._name, memory_bytes=memory, processes=processes)
             self._limits = (memory, processes)
@@ -91,25 +91,29 @@ class AccountedMeter:
     def __init__(self, factory: Factory, guest: Guest) -> None:
         self._factory, self._guest = factory, guest
 
-    def begin(self, memory: int, processes: int) -> None:
+    def begin(self, memory: int, processes: int, cpu_seconds: float) -> None:
         self._guest.over = ""
-        self._guest.cpu_used = 0.0
-        self._factory.watch(self._guest, memory, processes)
+        limits = {"memory": memory, "processes": processes, "cpu": cpu_seconds}
+        self._factory.watch(self._guest, limits)
 
     def cpu_seconds(self) -> float | None:
-        return self._guest.cpu_used
+        # The builder says by itself when the limit is reached.
+        return None
 
     def capture(self) -> None:
         pass
 
     async def end(self) -> Reading:
-        request = {"op": "unwatch", "cell": self._guest.number}
-        facts = await self._factory.account(self._guest, request)
-        over = self._guest.over
+        guest = self._guest
+        request = {"op": "unwatch", "cell": guest.number}
+        facts = await self._factory.account(guest, request) or guest.last_usage
+        over = {guest.over, *facts.get("over", ())}
+        if facts.get("runner_killed"):
+            guest.kill()
         return Reading(
             cpu=facts.get("cpu"),
             peak=facts.get("peak"),
             processes=facts.get("processes"),
-            oom=over == "memory",
-            crowded=over == "processes" or bool(facts.get("crowded")),
+            oom="memory" in over,
+            crowded="processes" in over or bool(facts.get("crowded")),
         )
