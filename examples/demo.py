@@ -168,8 +168,9 @@ async def main() -> None:
     console = Console()
     started = time.perf_counter()
     async with crucible.pool(preload=["inspect", "itertools", "collections"]) as pool:
-        with Live(console=console) as live:
+        with Live(console=console, transient=True) as live:
             score = await grade_all(pool, lambda now: live.update(graded_table(now)))
+        console.print(graded_table(score))
         measured = {"crucible, all layers": await spawn_times(pool)}
         layers, count = pool.isolation, pool.statistics().created
     seconds = time.perf_counter() - started

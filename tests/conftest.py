@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,10 @@ def _shared_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"needs the data file {name}, expected in ../shared/data beside the checkout")
     return path
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder that `rm` removes: pytest's own way recurses, and trees of tests may be too deep."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", "--", tmp_path], check=True)
