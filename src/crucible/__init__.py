@@ -16,7 +16,7 @@ from .errors import (
     SandboxDiedError,
 )
 from .events import Event
-from .files import FileInfo, Files, Transfer
+from .files import FileInfo, FileKind, Files, Skipped, Transfer
 from .grader.formats import load_answers, load_tasks
 from .grader.tasks import Task
 from .grader.verdicts import Reason, TestOutcome, Verdict
@@ -38,6 +38,7 @@ __all__ = [
     "FileForbidden",
     "FileInfo",
     "FileIsDirectory",
+    "FileKind",
     "FileNotDirectory",
     "FileNotFound",
     "Files",
@@ -55,6 +56,7 @@ __all__ = [
     "Result",
     "Sandbox",
     "SandboxDiedError",
+    "Skipped",
     "Status",
     "Task",
     "Template",

@@ -159,6 +159,11 @@ class Policy:
     )
     workspace: str | None = attrs.field(default=None, converter=_optional_path)
 
+    @property
+    def names_host_files(self) -> bool:
+        """Whether anything of the host shows through by this policy."""
+        return bool(self.binds or self.writable_binds or self.workspace)
+
 
 def _names(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)

@@ -21,7 +21,7 @@ from ._supervisor.desk import Desk
 from ._supervisor.factory import Factory, ZygotePlan
 from ._supervisor.guest import Guest
 from ._supervisor.meter import AccountedMeter, CgroupMeter, Meter
-from ._supervisor.plan import Plan, make_plan
+from ._supervisor.plan import Plan, check_host_files, make_plan
 from ._supervisor.reactor import Reactor
 from ._supervisor.security import Security, inspect_machine
 from ._supervisor.slots import Slots
@@ -141,7 +141,7 @@ class Pool(anyio.AsyncContextManagerMixin):
         """
 
         async def acquire() -> Sandbox:
-            plan, full = self._plan(limits, policy, template)
+            plan, full = await self._plan(limits, policy, template)
             await self._slots.acquire()
             return await self._take(plan, full)
 
@@ -152,7 +152,7 @@ class Pool(anyio.AsyncContextManagerMixin):
         self, *, limits: Limits | None = None
     ) -> AsyncGenerator[tuple[Sandbox, Sandbox]]:
         """Two sandboxes, both slots taken in one step, so that pairs never wait for each other."""
-        plan, full = self._plan(limits, None, MAIN)
+        plan, full = await self._plan(limits, None, MAIN)
         await self._slots.acquire(2)
         try:
             first = await self._take(plan, full)
@@ -197,7 +197,7 @@ class Pool(anyio.AsyncContextManagerMixin):
 
     # Handing out and taking back.
 
-    def _plan(
+    async def _plan(
         self, limits: Limits | None, policy: Policy | None, template: str
     ) -> tuple[Plan, Limits]:
         self._check_process()
@@ -210,8 +210,14 @@ class Pool(anyio.AsyncContextManagerMixin):
                 f"this pool has no template {template!r}, only {sorted(self._templates)}"
             )
         full = self._limits if limits is None else limits.over(self._limits)
-        own_uid = self._security.layers.own_uid
-        return make_plan(template, full, policy or self._policy, own_uid=own_uid), full
+        return await self._planned(template, full, policy or self._policy), full
+
+    async def _planned(self, template: str, limits: Limits, policy: Policy) -> Plan:
+        owner = None
+        if policy.names_host_files:
+            own_uid = self._security.layers.own_uid
+            owner = await anyio.to_thread.run_sync(check_host_files, policy, own_uid)
+        return make_plan(template, limits, policy, owner)
 
     async def _take(self, plan: Plan, limits: Limits) -> Sandbox:
         """A sandbox on a slot that is already taken, and is given back on any failure."""
@@ -313,7 +319,8 @@ class Pool(anyio.AsyncContextManagerMixin):
                     tasks.cancel_scope.cancel()
         finally:
             self._state = "closed"
-            self._free()
+            with anyio.CancelScope(shield=True):
+                await self._free()
         if body_error is not None:
             raise body_error
 
@@ -330,13 +337,10 @@ class Pool(anyio.AsyncContextManagerMixin):
     async def _start(self, tasks: anyio.abc.TaskGroup) -> None:
         self._reactor = Reactor()
         tasks.start_soon(self._reactor.run)
-        found = {
-            name: interpreters.find(template.python) for name, template in self._templates.items()
-        }
-        self._cgroup = _pool_cgroup()
-        self._security = inspect_machine(self._isolation, self._cgroup)
+        # It asks file systems, other interpreters and a compiler, which may be slow.
+        found = await anyio.to_thread.run_sync(self._look_around)
         prefixes = {prefix for interpreter in found.values() for prefix in interpreter.prefixes}
-        plan = launch.BuilderPlan(
+        builder = launch.BuilderPlan(
             identity=self._security.identity,
             prefixes=tuple(sorted(prefixes)),
             python=found[MAIN].executable,
@@ -352,16 +356,19 @@ class Pool(anyio.AsyncContextManagerMixin):
             )
             for name, template in self._templates.items()
         }
-        self._factory = Factory(self._reactor, plan, zygotes, tasks, self._on_factory_event)
+        self._factory = Factory(self._reactor, builder, zygotes, tasks, self._on_factory_event)
         self._state = "open"
         await self._factory.start()
         if self._spares:
             for name in self._templates:
-                own_uid = self._security.layers.own_uid
-                self._factory.keep(
-                    make_plan(name, self._limits, self._policy, own_uid=own_uid), self._spares
-                )
+                plan = await self._planned(name, self._limits, self._policy)
+                self._factory.keep(plan, self._spares)
             tasks.start_soon(self._factory.refill)
+
+    def _look_around(self) -> dict[str, interpreters.Interpreter]:
+        self._cgroup = _pool_cgroup()
+        self._security = inspect_machine(self._isolation, self._cgroup)
+        return {name: interpreters.find(t.python) for name, t in self._templates.items()}
 
     def _on_factory_event(self, kind: EventKind, detail: str, seconds: float) -> None:
         self._tell(kind, None, seconds, detail=detail)
@@ -376,12 +383,12 @@ class Pool(anyio.AsyncContextManagerMixin):
         for sandbox in list(self._open.values()):
             await sandbox.aclose()
 
-    def _free(self) -> None:
+    async def _free(self) -> None:
         if hasattr(self, "_reactor"):
             self._reactor.close()
         if self._cgroup is not None:
-            self._cgroup.destroy()
-            self._cgroup = None
+            cgroup, self._cgroup = self._cgroup, None
+            await anyio.to_thread.run_sync(cgroup.destroy)
 
 
 def _pool_cgroup() -> cgroups.PoolCgroup | None:

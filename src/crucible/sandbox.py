@@ -361,7 +361,7 @@ class Sandbox(anyio.abc.AsyncResource):
         if result.has_value:
             return result.value
         if result.error is not None and result.error.type == "OSError":
-            path = str(args[0]) if args else ""
+            path = args[0] if args else ""
             raise file_error(self._errno(), result.error.message, path)
         raise SandboxDiedError(
             f"the file operation ended: {result.status}: {result.reason}", result

@@ -89,11 +89,11 @@ def _allow_pseudo_files(function: BlockBusterFunction) -> None:
 
 
 def _is_pseudo_file(file: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> bool:
-    """Whether it lies in /proc or a cgroup file system: no device is waited for."""
+    """Whether it lies in /proc, a cgroup file system or memory: no device is waited for."""
     path = file if isinstance(file, str | bytes | os.PathLike) else _target(file)
     if dir_fd is not None:
         path = os.path.join(_target(dir_fd), os.fsdecode(path))
-    return os.fsdecode(path).startswith(("/proc/", "/sys/fs/cgroup/"))
+    return os.fsdecode(path).startswith(("/proc/", "/sys/fs/cgroup/", "/memfd:"))
 
 
 def _target(file: Any) -> str:

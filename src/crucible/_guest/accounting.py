@@ -44,19 +44,20 @@ class Accountant:
         return max(0, int((due - time.monotonic()) * 1000 + 0.999))
 
     def watch(self, number: int, holder: int, runner: int, disk: int, limits: dict[str, Any]) -> None:
-        """A call begins. `limits`: memory in bytes, processes, cpu in seconds."""
-        account = self._accounts.get(number)
-        if account is None:
-            account = self._accounts[number] = Account(holder, runner, disk)
-        self._watched[number] = account
+        """A call begins. `limits`: memory in bytes, processes, cpu in seconds.
+
+        Raises OSError for a cell that is dying.
+        """
+        account = self._accounts.get(number) or Account(holder, runner, disk)
         account.begin(limits["memory"], limits["processes"], int(limits["cpu"] * 1e9))
+        self._accounts[number] = self._watched[number] = account
 
     def unwatch(self, number: int) -> Report:
         """A call ended: what it used, and which limit was found broken only now."""
         account = self._accounts.get(number)
         if account is None:
             return {}
-        account.look(last=True)
+        _look(account, last=True)
         if account.end():
             self._watched.pop(number, None)
         return account.usage()
@@ -76,7 +77,7 @@ class Accountant:
         reports: list[Report] = []
         for number, account in self._due(now):
             before = now
-            reports += ({"op": "over", "id": number, "what": what} for what in account.look())
+            reports += ({"op": "over", "id": number, "what": what} for what in _look(account))
             now = time.monotonic()
             self._cost += (now - before - self._cost) / 16
             account.due = now + max(account.pause(), len(self._watched) * self._cost * _SHARE)
@@ -87,6 +88,14 @@ class Accountant:
     def _due(self, now: float) -> list[tuple[int, Account]]:
         due = [item for item in self._watched.items() if item[1].due <= now]
         return sorted(due, key=lambda item: item[1].due)
+
+
+def _look(account: Account, *, last: bool = False) -> list[str]:
+    """Which limits are newly found broken; none in a cell that is dying, whose /proc has closed."""
+    try:
+        return account.look(last)
+    except OSError:
+        return []
 
 
 class Account:

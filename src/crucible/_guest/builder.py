@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import sys as python
 from typing import Any, NoReturn
 
 from .. import _link
@@ -30,6 +31,8 @@ def main(control: int, watch: int, *cgroup_fds: int) -> NoReturn:
         Builder(sock, watch, cgroup_fds).run()
     except (BrokenPipeError, ConnectionResetError):
         pass
+    except Exception as error:
+        python.excepthook(type(error), error, error.__traceback__)
     finally:
         # Pid 1 of a pid namespace takes all the others along.
         os._exit(1)

@@ -227,12 +227,22 @@ def describe(error: BaseException) -> dict[str, str]:
     frames = error.__traceback__
     while frames is not None and not frames.tb_frame.f_code.co_filename.startswith("<run"):
         frames = frames.tb_next
+    _cut_own_frames(frames)
     lines = traceback.format_exception(kind, error, frames)
     return {
         "type": _bounded(name),
         "message": _bounded(_message(error)),
         "traceback": _bounded("".join(lines)),
     }
+
+
+def _cut_own_frames(frames: types.TracebackType | None) -> None:
+    """Leave out what is below user code: the handler of an interrupt."""
+    while frames is not None:
+        below = frames.tb_next
+        if below is not None and below.tb_frame.f_code.co_filename == __file__:
+            frames.tb_next = None
+        frames = frames.tb_next
 
 
 def _message(error: BaseException) -> str:

@@ -12,12 +12,20 @@ MACHINE = os.uname().machine
 # Numbers below 424 differ by architecture; from 424 on the kernel numbers them alike.
 _NUMBERS = {
     "x86_64": {
-        **{"clone": 56, "pivot_root": 155, "setresuid": 117, "setresgid": 119},
-        **{"kcmp": 312, "seccomp": 317},
+        "clone": 56,
+        "pivot_root": 155,
+        "setresuid": 117,
+        "setresgid": 119,
+        "kcmp": 312,
+        "seccomp": 317,
     },
     "aarch64": {
-        **{"clone": 220, "pivot_root": 41, "setresuid": 147, "setresgid": 149},
-        **{"kcmp": 272, "seccomp": 277},
+        "clone": 220,
+        "pivot_root": 41,
+        "setresuid": 147,
+        "setresgid": 149,
+        "kcmp": 272,
+        "seccomp": 277,
     },
 }
 _COMMON = {

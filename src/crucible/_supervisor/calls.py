@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import attrs
@@ -24,17 +24,18 @@ _HANGUP_SECONDS = 0.25
 _REAP_SECONDS = 5.0
 _BY_ITSELF = frozenset((Status.OK, Status.ERROR, Status.EXITED, Status.SIGNALED))
 _FULL = 4096  # bytes: a file system with less than a page free is full
+_MAX_HEAD = 4 * 1024 * 1024  # bytes: three texts of the runner's largest, escaped
 
 
 class Reply(msgspec.Struct):
     """A runner's words about a call: nothing here decides more than the call's own outcome."""
 
     status: str
-    code: int = 0
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     has_value: bool = False
     note: str = ""
-    errno: int = 0
-    error: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    errno: Annotated[int, msgspec.Meta(ge=0, le=4095)] = 0
+    error: ErrorInfo = ErrorInfo("", "", "")
 
 
 @attrs.define
@@ -192,10 +193,12 @@ def told(guest: Guest) -> Result:
     """The outcome as the runner tells it: a broken telling ends the sandbox."""
     try:
         head, body = _wire.split(guest.reply or b"")
+        if len(head) > _MAX_HEAD:
+            raise ValueError(f"a head of {len(head)} bytes")
         reply = msgspec.json.decode(head, type=Reply)
         value = _values.decode(body) if reply.has_value else None
         return _from_reply(reply, value)
-    except (_wire.ProtocolError, msgspec.MsgspecError, ValueError) as error:
+    except (_wire.ProtocolError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         guest.fail(f"protocol: {error}")
         return Result(status=Status.DIED, reason=guest.fault)
 
@@ -207,11 +210,10 @@ def _from_reply(reply: Reply, value: Any) -> Result:
                 status=Status.OK, value=value, has_value=reply.has_value, reason=reply.note
             )
         case "exited":
-            code = reply.code & 0xFF
+            code = reply.code
             return Result(status=Status.EXITED, exit_code=code, reason=f"exit status {code}")
         case "error":
-            texts = (reply.error.get(name, "") for name in ("type", "message", "traceback"))
-            error = ErrorInfo(*texts)
+            error = reply.error
             return Result(
                 status=Status.ERROR, error=error, reason=f"{error.type}: {error.message}"[:500]
             )

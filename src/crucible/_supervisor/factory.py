@@ -18,7 +18,7 @@ from ..errors import CrucibleError, HelperError, PoolStartError
 from ..events import EventKind
 from . import launch
 from .guest import Guest
-from .helper import Helper, LastWords, wait_dead
+from .helper import Helper, LastWords
 from .interpreters import Interpreter
 from .plan import Plan
 from .reactor import Reactor
@@ -50,7 +50,6 @@ class Generation:
         self.zygotes: dict[str, Helper] = {}
         self.guests: dict[int, Guest] = {}
         self.runners: dict[int, Guest] = {}  # by pid in the pool's pid namespace
-        self.ended = anyio.Event()
 
 
 class Factory:
@@ -203,10 +202,11 @@ class Factory:
         return guest
 
     def _abandon(self, guest: Guest) -> None:
+        """Give up on a guest that is not whole."""
         guest.kill()
-        if guest.holder < 0:
+        if guest.holder < 0 or self.closing:
             guest.close()
-        elif not self.closing:
+        else:
             self._tasks.start_soon(self.collect, guest)
 
     async def _make_cell(self, generation: Generation, guest: Guest, plan: Plan) -> None:
@@ -479,11 +479,9 @@ class Factory:
 
     async def _bury(self, generation: Generation) -> None:
         builder = generation.builder
-        pidfd.kill(builder.pidfd)
-        await wait_dead(builder.pidfd, _REAP_SECONDS)
-        launch.reap(builder.pidfd)
+        builder.kill()
+        await launch.bury(builder.give_up_pidfd())
         builder.close()
-        generation.ended.set()
 
     # The stock.
 
@@ -551,8 +549,7 @@ class Factory:
             while generation.guests and builder.alive:
                 await next(iter(generation.guests.values())).gone.wait()
         builder.kill()
-        await wait_dead(builder.pidfd, _REAP_SECONDS)
-        launch.reap(builder.pidfd)
+        await launch.bury(builder.give_up_pidfd())
         for zygote in list(generation.zygotes.values()):
             zygote.close()
         builder.close()

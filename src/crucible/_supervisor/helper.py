@@ -125,6 +125,11 @@ class Helper:
         if self.pidfd >= 0:
             pidfd.kill(self.pidfd)
 
+    def give_up_pidfd(self) -> int:
+        """The pidfd, now the caller's."""
+        fd, self.pidfd = self.pidfd, -1
+        return fd
+
     def close(self) -> None:
         """Forget the helper; it must be dead or dying. Does not wait."""
         self.alive = False

@@ -15,11 +15,12 @@ import attrs
 from .. import _link
 from .._kernel import cgroups, pidfd, userns
 from ..errors import PoolStartError
-from .helper import LastWords
+from .helper import LastWords, wait_dead
 from .identity import Identity
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _START_SECONDS = 30.0
+_REAP_SECONDS = 10.0
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +42,7 @@ class BuilderPlan:
 async def start_builder(plan: BuilderPlan, words: LastWords) -> tuple[socket.socket, int]:
     """Start a builder and wait until it stands on its template root: (socket, pidfd)."""
     ours, theirs = _link.pair()
+    ours.setblocking(False)
     try:
         with anyio.fail_after(_START_SECONDS):
             fd = await _start(plan, words, ours, theirs)
@@ -87,12 +89,10 @@ async def _start(
     except BaseException:
         if builder >= 0:
             pidfd.kill(builder)
-            reap(builder)
-            os.close(builder)
+            await bury(builder)
         raise
     finally:
-        stage.kill()
-        stage.wait()
+        await _collect(stage)
 
 
 def _popen_stage(
@@ -151,7 +151,22 @@ def memory_file(content: bytes) -> Generator[int]:
         os.close(fd)
 
 
-def reap(fd: int) -> None:
-    """Collect a dead (or dying) child by its pidfd; one that somebody else reaped is fine."""
+async def bury(fd: int) -> None:
+    """Wait for a killed child (shielded, bounded), collect it, and close its pidfd.
+
+    One that somebody else has reaped is fine.
+    """
+    await wait_dead(fd, _REAP_SECONDS)
     with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PIDFD, fd, os.WEXITED)
+        os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - does not wait
+    os.close(fd)
+
+
+async def _collect(stage: subprocess.Popen[bytes]) -> None:
+    """End the first stage, if it has not ended, and collect it."""
+    stage.kill()
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(stage.pid)
+        await wait_dead(fd, _REAP_SECONDS)
+        os.close(fd)
+    stage.poll()

@@ -36,15 +36,12 @@ class Plan:
         return processes_with_ours(self.processes)
 
 
-def make_plan(template: str, limits: Limits, policy: Policy, *, own_uid: bool) -> Plan:
-    """`limits` must be complete. Raises `CrucibleError` for a bind that cannot be had."""
+def make_plan(
+    template: str, limits: Limits, policy: Policy, owner: tuple[int, int] | None = None
+) -> Plan:
+    """`limits` must be complete. owner: see `check_host_files`, to be called before."""
     binds = [(host, inside, False) for host, inside in policy.binds.items()]
     binds += [(host, inside, True) for host, inside in policy.writable_binds.items()]
-    for host, _, _ in binds:
-        if not os.path.exists(host):
-            raise CrucibleError(f"Policy: cannot bind {host!r}: there is no such file or folder")
-    if policy.workspace is not None and not os.path.isdir(policy.workspace):
-        raise CrucibleError(f"Policy.workspace: {policy.workspace!r} is no folder")
     assert limits.memory
     assert limits.processes
     assert limits.disk
@@ -61,8 +58,22 @@ def make_plan(template: str, limits: Limits, policy: Policy, *, own_uid: bool) -
         env=tuple(policy.env.items()),
         binds=tuple(sorted(binds, key=lambda bind: bind[1])),
         workspace=policy.workspace,
-        owner=_owner(policy) if own_uid else None,
+        owner=owner,
     )
+
+
+def check_host_files(policy: Policy, own_uid: bool) -> tuple[int, int] | None:
+    """Check that what the policy names on the host is there. May block.
+
+    Returns whose user and group id the sandbox takes so that it can write its writable binds; None:
+    those it would have anyway. Raises `CrucibleError`.
+    """
+    for host in (*policy.binds, *policy.writable_binds):
+        if not os.path.exists(host):
+            raise CrucibleError(f"Policy: cannot bind {host!r}: there is no such file or folder")
+    if policy.workspace is not None and not os.path.isdir(policy.workspace):
+        raise CrucibleError(f"Policy.workspace: {policy.workspace!r} is no folder")
+    return _owner(policy) if own_uid else None
 
 
 def _owner(policy: Policy) -> tuple[int, int] | None:

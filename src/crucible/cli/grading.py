@@ -103,19 +103,26 @@ async def grade_all(job: Job, on_done: Callable[[int], None]) -> Outcome:
     """Grade all pairs, `job.jobs` at a time; `on_done` hears how many have passed so far."""
     outcome = Outcome()
     rest = iter(enumerate(job.pairs))
-    async with (
-        pool(
-            preload=PRELOAD,
-            limits=Limits(memory=job.limits.memory),
-            spares=2 * job.jobs,
-            max_sandboxes=2 * job.jobs,
-            isolation=job.isolation,
-        ) as sandboxes,
-        anyio.create_task_group() as workers,
-    ):
-        for _ in range(min(job.jobs, len(job.pairs))):
-            workers.start_soon(_work, sandboxes, job.limits, rest, outcome, on_done)
+    async with pool(
+        preload=PRELOAD,
+        limits=Limits(memory=job.limits.memory),
+        spares=2 * job.jobs,
+        max_sandboxes=2 * job.jobs,
+        isolation=job.isolation,
+    ) as sandboxes:
+        try:
+            async with anyio.create_task_group() as workers:
+                for _ in range(min(job.jobs, len(job.pairs))):
+                    workers.start_soon(_work, sandboxes, job.limits, rest, outcome, on_done)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
     return outcome
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of the workers: the others met the same trouble."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _work(
