@@ -70,7 +70,6 @@ async def test_a_storm_of_failures_is_one_clear_error(monkeypatch: pytest.Monkey
     async with crucible.pool(spares=0) as pool:
 
         async def dying(*_: object) -> None:
-            kill_zygote(pool)
             raise crucible.HelperError("an image died before it was ready: out of luck")
 
         monkeypatch.setattr(pool._factory, "_spawn", dying)

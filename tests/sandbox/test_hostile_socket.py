@@ -119,6 +119,7 @@ async def serves(pool: crucible.Pool) -> None:
         assert (await box.run("6 * 7")).value == 42
 
 
+@on_one_loop
 @pytest.mark.parametrize("breach", BREACHES)
 async def test_a_breach_ends_only_its_own_sandbox(shared_pool: crucible.Pool, breach: str) -> None:
     async with shared_pool.sandbox() as bystander, shared_pool.sandbox() as box:
@@ -216,7 +217,7 @@ async def test_another_file_in_its_place(box: crucible.Sandbox) -> None:
 
 
 async def test_a_socket_of_its_own_in_its_place(shared_pool: crucible.Pool) -> None:
-    limits = Limits(wall_seconds=2, grace_seconds=0.1)
+    limits = Limits(wall_seconds=0.5, grace_seconds=0.1)
     async with shared_pool.sandbox(limits=limits) as box:
         # As long as a copy is open, no end of the connection is seen.
         result = await box.run(

@@ -148,7 +148,8 @@ class Factory:
     async def _build(self, plan: Plan) -> None:
         try:
             guest = await self._built_guest(plan)
-        except (CrucibleError, OSError) as error:
+        except Exception as error:
+            # Whoever waits is told; the pool lives on.
             self._building[plan] -= 1
             self._on_build_failed(plan, error)
             return
