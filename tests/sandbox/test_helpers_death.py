@@ -73,7 +73,7 @@ async def test_a_storm_of_failures_is_one_clear_error(monkeypatch: pytest.Monkey
             raise crucible.HelperError("an image died before it was ready: out of luck")
 
         monkeypatch.setattr(pool._factory, "_spawn", dying)
-        with anyio.fail_after(20), pytest.raises(crucible.HelperError, match="5 attempts.*out of luck"):
+        with anyio.fail_after(20), pytest.raises(crucible.HelperError, match=r"5 attempts.*out of luck"):
             await pool.sandbox()
         monkeypatch.undo()
         async with pool.sandbox() as box:
@@ -98,6 +98,6 @@ async def test_someone_else_s_waitpid_reaps_the_builder() -> None:
 
 @on_one_loop
 async def test_a_module_that_kills_its_interpreter(tmp_path: object) -> None:
-    with pytest.raises(crucible.PoolStartError, match="template 'main'|preload"):
+    with pytest.raises(crucible.PoolStartError, match=r"preload"):
         async with crucible.pool(preload=["antigravity_that_does_not_exist"]):
             pytest.fail("started")

@@ -168,7 +168,7 @@ class Account:
         census = self._open()
         processes = census.processes()
         self._count_processes(processes)
-        over = []
+        over: list[str] = []
         if self._memory.look(census, processes, last):
             over.append("memory")
         if self._calling and self._time.total - self._cpu_before >= self._limits[1]:
