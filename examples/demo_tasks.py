@@ -201,8 +201,14 @@ WORDS = Problem(
         description="The longest word of a text, the first one of several.",
     ),
     (
-        Answer("honest", "max by length", "def longest(text):\n    return max(text.split(), key=len)\n"),
-        Answer("wrong", "takes the last", "def longest(text):\n    return sorted(text.split(), key=len)[-1]\n"),
+        Answer(
+            "honest", "max by length", "def longest(text):\n    return max(text.split(), key=len)\n"
+        ),
+        Answer(
+            "wrong",
+            "takes the last",
+            "def longest(text):\n    return sorted(text.split(), key=len)[-1]\n",
+        ),
         Answer(
             "hack",
             "kills everything",

@@ -10,7 +10,9 @@ import crucible
 async def main() -> None:
     async with crucible.pool(preload=["math"]) as pool, pool.sandbox() as box:
         # The value of a last expression comes back, if it is plain data.
-        result = await box.run("import math\nroots = [math.isqrt(n) for n in range(50)]\nsum(roots)")
+        result = await box.run(
+            "import math\nroots = [math.isqrt(n) for n in range(50)]\nsum(roots)"
+        )
         print("value:", result.value)
 
         # Names stay. Output comes apart from values, as text and as bytes.

@@ -146,10 +146,10 @@ class Process(anyio.abc.AsyncResource):
         Raises `SandboxDiedError` if the sandbox ends before that.
         """
         await anyio.lowlevel.checkpoint()
-        while (code := self.returncode) is None:
-            if self._closed:
-                raise SandboxDiedError("the sandbox of this process is gone")
+        while (code := self.returncode) is None and not self._closed:
             await self._changed.wait()
+        if code is None or (self._keeper.lost and self._guest.ending):
+            raise SandboxDiedError("the sandbox of this process is gone")
         return code
 
     @property

@@ -290,7 +290,7 @@ async def test_a_thousand_orphans(box: crucible.Sandbox) -> None:
     """Dead children that nobody waits for are reaped, in a command and in the interpreter."""
     line = "i=0; while [ $i -lt 1000 ]; do (true & true & true); i=$((i + 3)); done; echo $i"
     result = await box.exec(line, limits=Limits(processes=16))
-    assert (result.status, result.stdout) == (Status.OK, "1002\n"), result
+    assert (result.status, result.stdout, result.stderr) == (Status.OK, "1002\n", ""), result
     source = """
 import os
 for _ in range(500):

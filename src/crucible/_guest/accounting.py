@@ -43,7 +43,9 @@ class Accountant:
         due = min(account.due for account in self._watched.values())
         return max(0, int((due - time.monotonic()) * 1000 + 0.999))
 
-    def watch(self, number: int, holder: int, runner: int, disk: int, limits: dict[str, Any]) -> None:
+    def watch(
+        self, number: int, holder: int, runner: int, disk: int, limits: dict[str, Any]
+    ) -> None:
         """A call begins. `limits`: memory in bytes, processes, cpu in seconds.
 
         Raises OSError for a cell that is dying.
@@ -283,7 +285,9 @@ class Memory:
     def _follow(self, census: Census, processes: list[Process], all_files: bool) -> None:
         in_files = census.files()
         held = self._memory_files(census, processes) if all_files else self._held
-        growth = max(in_files - self._in_files, 0) + max(sum(held.values()) - sum(self._held.values()), 0)
+        growth = max(in_files - self._in_files, 0) + max(
+            sum(held.values()) - sum(self._held.values()), 0
+        )
         for process in processes:
             known = self._known.get(process.pid)
             if known is None:

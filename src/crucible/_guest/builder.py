@@ -80,7 +80,7 @@ class Builder:
             self._host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             sys.unshare(CLONE_NEWNS)
             root.build(config["prefixes"], config["package"], config["python"])
-            self._home_binds = [path for path in config["prefixes"] if path.startswith(_WRITABLE)]
+            self._home_binds = [path for path in config["prefixes"] if _is_writable(path)]
             self._seeds = root.SeedStore(self._host, self._seed_owner())
             caps.hide_from_peers()
         except OSError as error:
@@ -199,7 +199,7 @@ class Builder:
                 read_only = 0 if writable else mounts.ATTR_RDONLY
                 mounts.restrict(tree, mounts.ATTR_NOSUID | mounts.ATTR_NODEV | read_only)
         for tree, target in trees:
-            if not target.startswith(_WRITABLE) and not os.path.lexists(target):
+            if not _is_writable(target) and not os.path.lexists(target):
                 self._make_root_target(target, tree)
 
     def _make_root_target(self, target: str, tree: int) -> None:
@@ -282,6 +282,11 @@ class Builder:
     def _remove_cgroup(self, number: int) -> None:
         assert self._cgroup is not None
         self._cgroup.remove(f"c{number}")
+
+
+def _is_writable(path: str) -> bool:
+    """Whether it lies in a tree that a cell mounts over the template root."""
+    return any(path == tree or path.startswith(tree + "/") for tree in _WRITABLE)
 
 
 def _exec_zygote(argv: list[str], env: dict[str, str], inherited: list[int]) -> NoReturn:

@@ -15,6 +15,8 @@ import select
 import signal
 from typing import NoReturn
 
+from .._kernel import signalfd
+
 _PR_SET_CHILD_SUBREAPER = 36
 _CHECK_MS = 20
 
@@ -49,6 +51,7 @@ class Keeper:
         os.dup2(self._control, 3)
         self._control = 3
         os.closerange(4, 1024)
+        children = signalfd.sigchld()
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -63,12 +66,11 @@ class Keeper:
         for number in range(3):
             os.close(number)
         os.write(3, b"started\n")
-        self._watch(pid)
+        self._watch(pid, children)
 
-    def _watch(self, pid: int) -> NoReturn:
-        pidfd = os.pidfd_open(pid)
+    def _watch(self, pid: int, children: int) -> NoReturn:
         poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
+        poll.register(children, select.POLLIN)
         poll.register(self._control, select.POLLIN)
         listening = True
         killing = False
@@ -83,11 +85,13 @@ class Keeper:
                 _signal_group(pid, orders)
             if killing and kill_descendants():
                 continue
-            if pidfd in ready or killing:
-                self._report(pid)
+            # What the command leaves is reaped too: its dead would count as processes.
+            signalfd.clear(children)
+            ended = dict(signalfd.reap())
+            if pid in ended:
+                self._report(ended[pid])
 
-    def _report(self, pid: int) -> NoReturn:
-        _, status = os.waitpid(pid, 0)
+    def _report(self, status: int) -> NoReturn:
         with contextlib.suppress(OSError):
             os.write(self._control, f"exit {status}\n".encode())
         os._exit(0)
@@ -96,8 +100,9 @@ class Keeper:
 def _become(argv: list[str], cwd: str, env: dict[str, str], failure: int) -> NoReturn:
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.set_inheritable(3, False)
         os.chdir(cwd)
         os.execvpe(argv[0], argv, env)

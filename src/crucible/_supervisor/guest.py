@@ -219,6 +219,11 @@ class Guest:
             self.exit_status = status
         self.kill()
 
+    @property
+    def ending(self) -> bool:
+        """Whether it is dead, or has been killed from inside and that is not known here yet."""
+        return self.dead or pidfd.is_dead(self.runner)
+
     def _die(self) -> None:
         if not self.dead:
             self.dead = True
