@@ -36,9 +36,10 @@ class Runner:
             "tests": self._run_tests,
         }
 
-    def serve(self, sock: socket.socket) -> NoReturn:
+    def serve(self, sock: socket.socket, warm: bool) -> NoReturn:
         self._sock, self._pid = sock, os.getpid()
-        self._warm_up()
+        if warm:
+            self._warm_up()
         self._send(_wire.pack(_wire.READY, 0, b"{}"))
         reader = _wire.FrameReader()
         while True:

@@ -126,10 +126,10 @@ class Zygote:
         )
         pid = os.fork()
         if pid == 0:
-            self._live(message["env"])
+            self._live(message["env"], message["warm"])
         return pid
 
-    def _live(self, env: dict[str, str]) -> NoReturn:
+    def _live(self, env: dict[str, str], warm: bool) -> NoReturn:
         """Be the runner, in the image."""
         try:
             # Little is done here: every page that the image touches is copied for it.
@@ -139,7 +139,7 @@ class Zygote:
                 os.environ[name] = env[name]
             if self._seed is not None:
                 _seed_generators(self._seed)
-            self._runner.serve(socket.socket(fileno=image.CONTROL))
+            self._runner.serve(socket.socket(fileno=image.CONTROL), warm)
         except BaseException:
             # The supervisor's end of stderr is the place for last words.
             traceback.print_exc()

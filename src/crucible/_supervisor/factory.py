@@ -135,9 +135,12 @@ class Factory:
 
     async def collect(self, guest: Guest) -> None:
         """Wait until nothing is left of a killed guest: shielded and bounded."""
-        with anyio.move_on_after(_REAP_SECONDS, shield=True):
-            await guest.gone.wait()
-        guest.close()
+        try:
+            with anyio.move_on_after(_REAP_SECONDS, shield=True):
+                await guest.gone.wait()
+        finally:
+            # No shield holds against `Task.cancel()`. The builder reaps what was killed all the same.
+            guest.close()
 
     # Building.
 
@@ -163,12 +166,14 @@ class Factory:
 
     def _offer(self, plan: Plan, guest: Guest) -> None:
         waiting = self._waiting.get(plan)
+        stock = self._stock.setdefault(plan, deque())
         if waiting:
             waiting.popleft().set(guest)
-        elif self.closing:
+        elif self.closing or len(stock) >= self._wanted.get(plan, 0):
+            # Who asked for it has gone.
             self.discard(guest)
         else:
-            self._stock.setdefault(plan, deque()).append(guest)
+            stock.append(guest)
 
     def _on_build_failed(self, plan: Plan, error: Exception) -> None:
         self._failures += 1
@@ -238,6 +243,8 @@ class Factory:
             "op": "spawn",
             "id": guest.number,
             "env": dict(plan.env),
+            # Somebody who waits would wait for this too.
+            "warm": not self._waiting.get(plan),
             "open_files": plan.open_files,
             "max_processes": plan.process_limit + 1 if fallback else None,
             "max_file_size": plan.memory + _FILE_SIZE_MARGIN if fallback else None,

@@ -122,7 +122,9 @@ async def grade_all(job: Job, on_done: Callable[[int], None]) -> Outcome:
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error of the workers: the others met the same trouble."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _work(
