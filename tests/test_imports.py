@@ -34,7 +34,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(VALUES, VALUES),
     "_supervisor": VALUES | BOTH_SIDES | {"_kernel"},
     **dict.fromkeys(PUBLIC, PUBLIC | BELOW_PUBLIC),
-    "grader": PUBLIC | VALUES | {"", "_values"},
+    # `Pool.grade` is the grader's; the grader names what it needs of a pool, and imports none.
+    "pool": PUBLIC | BELOW_PUBLIC | {"grader"},
+    "grader": VALUES | {"_values"},
     "": PUBLIC | VALUES | {"grader"},
     "doctor": PUBLIC | BELOW_PUBLIC,
     "cli": PUBLIC | VALUES | {"", "doctor", "grader"},

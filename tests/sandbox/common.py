@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import crucible
@@ -12,6 +14,14 @@ on_one_loop = pytest.mark.parametrize("anyio_backend", LOOPS[:1], indirect=True)
 
 SLACK_SECONDS = 0.5
 """How long after its limit a call may end at the latest."""
+
+
+async def value(box: crucible.Sandbox, source: str, **options: Any) -> Any:
+    """The value of a run that must go well."""
+    result = await box.run(source, **options)
+    assert result.ok, result
+    assert result.has_value, result
+    return result.value
 
 
 def assert_in_time(result: crucible.Result, limit: float) -> None:

@@ -58,7 +58,9 @@ def module_leaves_nothing(no_leaks_in_module: None) -> None:
 
 
 @pytest.fixture(scope="module")
-async def shared_pool(anyio_backend: Any, module_leaves_nothing: None) -> AsyncIterator[crucible.Pool]:
+async def shared_pool(
+    anyio_backend: Any, module_leaves_nothing: None
+) -> AsyncIterator[crucible.Pool]:
     """One pool for all tests of a module and a loop, with the default limits and policy."""
     async with crucible.pool(spares=2) as pool:
         yield pool

@@ -87,7 +87,9 @@ async def test_files_are_shared_with_the_interpreter(box: crucible.Sandbox) -> N
 async def test_environment(box: crucible.Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_HOST", "hunter2")
     assert (await box.exec(["env"], env={})).stdout == ""
-    assert (await box.exec(["env"], env={"A": "1", "B": "\u00e9 = x"})).stdout == "A=1\nB=\u00e9 = x\n"
+    assert (
+        await box.exec(["env"], env={"A": "1", "B": "\u00e9 = x"})
+    ).stdout == "A=1\nB=\u00e9 = x\n"
     default = (await box.exec(["env"])).stdout
     assert "HOME=/home/sandbox\n" in default
     assert "SECRET" not in default + (await box.exec("export -p; set")).stdout
@@ -104,7 +106,9 @@ async def test_standard_input(box: crucible.Sandbox) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, "", b""])
-async def test_no_input_is_the_end_of_file(box: crucible.Sandbox, nothing: str | bytes | None) -> None:
+async def test_no_input_is_the_end_of_file(
+    box: crucible.Sandbox, nothing: str | bytes | None
+) -> None:
     with anyio.fail_after(5):
         assert (await box.exec("cat; cat", stdin=nothing)).stdout == ""
         result = await box.exec("read x; echo $?", stdin=nothing)
@@ -195,7 +199,9 @@ async def test_five_mib_in_and_out(box: crucible.Sandbox) -> None:
     # Input that nobody reads, and output before any input is read.
     result = await box.exec("true", stdin=data)
     assert result.ok
-    result = await box.exec("head -c 5242880 /dev/zero; wc -c >&2", stdin=data, limits=Limits(output="5 MiB"))
+    result = await box.exec(
+        "head -c 5242880 /dev/zero; wc -c >&2", stdin=data, limits=Limits(output="5 MiB")
+    )
     assert (len(result.stdout_bytes), result.stderr.strip()) == (5 * MIB, str(5 * MIB))
     result = await box.exec("cat >&2", stdin=data, limits=Limits(output="5 MiB"))
     assert result.stderr_bytes == data
@@ -242,10 +248,12 @@ async def test_a_daemon_outlives_its_command_but_not_the_sandbox(box: crucible.S
         "setsid sleep 60 & sleep 60",
         "(setsid sh -c 'sleep 60 & sleep 60' &) ; sleep 60",
         "kill -STOP $$; sleep 60",
-        "python -c \"import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()\ntime.sleep(60)\"",
+        'python -c "import os, time\nif os.fork() == 0:\n os.setsid()\n os.fork()\ntime.sleep(60)"',
     ],
 )
-async def test_nothing_of_a_command_over_its_time_runs_on(box: crucible.Sandbox, command: str) -> None:
+async def test_nothing_of_a_command_over_its_time_runs_on(
+    box: crucible.Sandbox, command: str
+) -> None:
     await box.run("x = 5")
     result = await box.exec(command, limits=Limits(wall_seconds=0.3))
     assert_in_time(result, 0.3)
@@ -388,7 +396,9 @@ async def test_terminate(box: crucible.Sandbox) -> None:
         assert process.returncode == -signal.SIGTERM
         process.terminate()
         process.kill()
-    async with await box.open_process("trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done") as process:
+    async with await box.open_process(
+        "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
+    ) as process:
         assert await process.stdout.receive() == b"ready\n"
         process.terminate()
         assert await process.wait() == 7
@@ -452,7 +462,9 @@ async def test_programs_that_cannot_be_started(box: crucible.Sandbox) -> None:
 
 
 async def test_environment_and_folder_of_a_process(box: crucible.Sandbox) -> None:
-    async with await box.open_process("env | grep -v -e ^PWD -e ^_; pwd", env={"A": "b"}, cwd="/tmp") as process:
+    async with await box.open_process(
+        "env | grep -v -e ^PWD -e ^_; pwd", env={"A": "b"}, cwd="/tmp"
+    ) as process:
         assert [line async for line in process.stdout.lines()] == ["A=b", "/tmp"]
 
 

@@ -42,9 +42,15 @@ async def test_sandboxes_survive_their_zygote(anyio_backend: object) -> None:
                 assert (await fresh.run("'new'")).value == "new"
 
 
-async def test_a_dead_builder_takes_its_sandboxes_along_and_is_replaced(anyio_backend: object) -> None:
+async def test_a_dead_builder_takes_its_sandboxes_along_and_is_replaced(
+    anyio_backend: object,
+) -> None:
     async with crucible.pool(spares=1) as pool:
-        async with pool.sandbox() as idle, pool.sandbox() as busy, anyio.create_task_group() as tasks:
+        async with (
+            pool.sandbox() as idle,
+            pool.sandbox() as busy,
+            anyio.create_task_group() as tasks,
+        ):
             results: list[crucible.Result] = []
 
             async def call() -> None:
@@ -73,7 +79,10 @@ async def test_a_storm_of_failures_is_one_clear_error(monkeypatch: pytest.Monkey
             raise crucible.HelperError("an image died before it was ready: out of luck")
 
         monkeypatch.setattr(pool._factory, "_spawn", dying)
-        with anyio.fail_after(20), pytest.raises(crucible.HelperError, match=r"5 attempts.*out of luck"):
+        with (
+            anyio.fail_after(20),
+            pytest.raises(crucible.HelperError, match=r"5 attempts.*out of luck"),
+        ):
             await pool.sandbox()
         monkeypatch.undo()
         async with pool.sandbox() as box:

@@ -189,9 +189,7 @@ async def until(condition: Callable[[], bool]) -> None:
         "sock.sendall(frame(3, CALL, bytes(1 << 20), 32 << 20))",
     ],
 )
-async def test_half_a_frame_ends_by_the_calls_limit(
-    shared_pool: crucible.Pool, half: str
-) -> None:
+async def test_half_a_frame_ends_by_the_calls_limit(shared_pool: crucible.Pool, half: str) -> None:
     limits = Limits(wall_seconds=0.4, grace_seconds=0.1)
     async with shared_pool.sandbox(limits=limits) as box:
         result = await box.run(f"{TOOLS}\n{half}\ntime.sleep(60)")

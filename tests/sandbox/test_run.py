@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
 import pytest
@@ -14,19 +14,11 @@ import pytest
 import crucible
 from crucible import Limits, Status
 
-from .common import on_one_loop
+from .common import on_one_loop, value
 
 pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
-
-
-async def value(box: crucible.Sandbox, source: str, **options: Any) -> Any:
-    """The value of a run that must go well."""
-    result = await box.run(source, **options)
-    assert result.ok, result
-    assert result.has_value, result
-    return result.value
 
 
 # State and values.
@@ -67,7 +59,14 @@ async def test_plain_values_come_back(box: crucible.Sandbox, source: str, expect
 
 
 async def test_no_last_expression_is_no_value(box: crucible.Sandbox) -> None:
-    for source in ("", "# only a comment", "x = 1", "def f(): pass", "1\nx = 2", "1 if x else 2\npass"):
+    for source in (
+        "",
+        "# only a comment",
+        "x = 1",
+        "def f(): pass",
+        "1\nx = 2",
+        "1 if x else 2\npass",
+    ):
         result = await box.run(source)
         assert (result.status, result.has_value, result.value) == (Status.OK, False, None), source
     result = await box.run("None")
@@ -146,7 +145,9 @@ child = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=Tr
 
 
 async def test_a_fork_in_user_code_answers_once(box: crucible.Sandbox) -> None:
-    assert await value(box, "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\npid > 0") is True
+    assert (
+        await value(box, "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\npid > 0") is True
+    )
     assert await value(box, "pid > 0") is True
     assert box.alive
 
@@ -185,8 +186,16 @@ async def test_an_error_tells_type_message_and_source_line(box: crucible.Sandbox
         ("raise BaseException('base')", "BaseException", "base"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
         ("raise GeneratorExit", "GeneratorExit", ""),
-        ("class Bad(Exception):\n    def __str__(self): raise KeyError\nraise Bad", "Bad", "KeyError"),
-        ("class Bad(Exception):\n    def __str__(self): raise SystemExit\nraise Bad", "Bad", "SystemExit"),
+        (
+            "class Bad(Exception):\n    def __str__(self): raise KeyError\nraise Bad",
+            "Bad",
+            "KeyError",
+        ),
+        (
+            "class Bad(Exception):\n    def __str__(self): raise SystemExit\nraise Bad",
+            "Bad",
+            "SystemExit",
+        ),
         ("raise ValueError('x' * 10**7)", "ValueError", "xxx"),
         ("raise ValueError('\\ud800')", "ValueError", ""),
         ("raise ValueError(b'\\xff')", "ValueError", "xff"),
@@ -299,7 +308,9 @@ async def test_a_line_of_a_mib(box: crucible.Sandbox) -> None:
 
 
 async def test_partial_output_of_a_call_that_hangs(box: crucible.Sandbox) -> None:
-    source = "import sys, time\nprint('flushed', flush=True)\nprint('in the buffer')\ntime.sleep(60)"
+    source = (
+        "import sys, time\nprint('flushed', flush=True)\nprint('in the buffer')\ntime.sleep(60)"
+    )
     result = await box.run(source, limits=Limits(wall_seconds=0.2))
     assert result.status is Status.TIME_LIMIT
     assert result.interrupted
@@ -328,10 +339,15 @@ async def test_streams_that_user_code_breaks(box: crucible.Sandbox) -> None:
     ):
         await box.run(source)
         result = await box.run("import os; os.write(1, b'still here'); 3")
-        assert (result.status, result.stdout, result.value) == (Status.OK, "still here", 3), (source, result)
+        assert (result.status, result.stdout, result.value) == (Status.OK, "still here", 3), (
+            source,
+            result,
+        )
 
 
-async def test_an_interpreter_that_is_destroyed_ends_its_sandbox_only(shared_pool: crucible.Pool) -> None:
+async def test_an_interpreter_that_is_destroyed_ends_its_sandbox_only(
+    shared_pool: crucible.Pool,
+) -> None:
     async with shared_pool.sandbox() as box:
         result = await box.run("import builtins; builtins.len = None; x = 1")
         if box.alive:
@@ -350,21 +366,32 @@ async def test_an_interpreter_that_is_destroyed_ends_its_sandbox_only(shared_poo
     [
         ("import sys; sys.stdin.read()", "one\ntwo \u00e9\n3"),
         ("import sys; sys.stdin.buffer.read()", "one\ntwo \u00e9\n3".encode()),
-        ("import sys; sys.stdin.readline(), sys.stdin.readlines()", ("one\n", ["two \u00e9\n", "3"])),
+        (
+            "import sys; sys.stdin.readline(), sys.stdin.readlines()",
+            ("one\n", ["two \u00e9\n", "3"]),
+        ),
         ("import sys; [line for line in sys.stdin]", ["one\n", "two \u00e9\n", "3"]),
-        ("import sys; next(sys.stdin), sys.stdin.fileno(), sys.stdin.isatty()", ("one\n", 0, False)),
+        (
+            "import sys; next(sys.stdin), sys.stdin.fileno(), sys.stdin.isatty()",
+            ("one\n", 0, False),
+        ),
         ("input(), input(), input()", ("one", "two \u00e9", "3")),
         ("import sys; sys.stdin.buffer.readline(), input()", (b"one\n", "two \u00e9")),
         ("open(0).read()", "one\ntwo \u00e9\n3"),
         ("import os; os.read(0, 3)", b"one"),
         ("open('/dev/stdin').readline()", "one\n"),
         ("import fileinput; list(fileinput.input())", ["one\n", "two \u00e9\n", "3"]),
-        ("import subprocess; subprocess.run('cat', capture_output=True).stdout", "one\ntwo \u00e9\n3".encode()),
+        (
+            "import subprocess; subprocess.run('cat', capture_output=True).stdout",
+            "one\ntwo \u00e9\n3".encode(),
+        ),
         ("import os, stat; stat.S_ISFIFO(os.fstat(0).st_mode)", True),
     ],
 )
 @on_one_loop
-async def test_every_way_to_read_standard_input(box: crucible.Sandbox, source: str, expected: object) -> None:
+async def test_every_way_to_read_standard_input(
+    box: crucible.Sandbox, source: str, expected: object
+) -> None:
     assert await value(box, source, stdin="one\ntwo \u00e9\n3") == expected
     assert await value(box, "import sys; sys.stdin.read()") == ""
 
@@ -381,8 +408,12 @@ lines
 
 
 @pytest.mark.parametrize("nothing", [None, "", b""])
-async def test_no_input_is_the_end_of_file(box: crucible.Sandbox, nothing: str | bytes | None) -> None:
-    source = "import os, sys; sys.stdin.read(), sys.stdin.buffer.read(), os.read(0, 1), list(sys.stdin)"
+async def test_no_input_is_the_end_of_file(
+    box: crucible.Sandbox, nothing: str | bytes | None
+) -> None:
+    source = (
+        "import os, sys; sys.stdin.read(), sys.stdin.buffer.read(), os.read(0, 1), list(sys.stdin)"
+    )
     assert await value(box, source, stdin=nothing) == ("", b"", b"", [])
     result = await box.run("input('prompt> ')", stdin=nothing)
     assert result.error is not None
@@ -472,7 +503,10 @@ async def test_crashes_of_the_interpreter(shared_pool: crucible.Pool) -> None:
     for source, number in (
         ("import os; os.abort()", signal.SIGABRT),
         ("import ctypes; ctypes.string_at(0)", signal.SIGSEGV),
-        ("import sys; sys.setrecursionlimit(10**9)\ndef f(_): max([0], key=f)\nf(0)", signal.SIGSEGV),
+        (
+            "import sys; sys.setrecursionlimit(10**9)\ndef f(_): max([0], key=f)\nf(0)",
+            signal.SIGSEGV,
+        ),
     ):
         async with shared_pool.sandbox() as box:
             result = await box.run(source)
@@ -519,8 +553,15 @@ async def test_sandbox_killed_from_outside_is_no_time_limit(shared_pool: crucibl
 
 
 async def test_call(box: crucible.Sandbox) -> None:
-    await box.run("import os.path\ndef f(a, *args, k=None, **kw): return [a, args, k, kw]\nclass C:\n    m = max")
-    assert await box.call("f", 1, (2,), {3}, k=b"4", z=[5.0]) == [1, ((2,), {3}), b"4", {"z": [5.0]}]
+    await box.run(
+        "import os.path\ndef f(a, *args, k=None, **kw): return [a, args, k, kw]\nclass C:\n    m = max"
+    )
+    assert await box.call("f", 1, (2,), {3}, k=b"4", z=[5.0]) == [
+        1,
+        ((2,), {3}),
+        b"4",
+        {"z": [5.0]},
+    ]
     assert await box.call("sum", [1, 2, 3]) == 6
     assert await box.call("C.m", 3, 4) == 4
     assert await box.call("os.path.join", "a", "b") == "a/b"
@@ -544,7 +585,9 @@ async def test_call(box: crucible.Sandbox) -> None:
 async def test_call_that_gives_no_plain_value(
     box: crucible.Sandbox, name: str, status: Status, reason: str
 ) -> None:
-    await box.run("number = 5\ndef boom(): print('out'); raise KeyError('k')\ndef bye(): exit(4)\nopaque = object")
+    await box.run(
+        "number = 5\ndef boom(): print('out'); raise KeyError('k')\ndef bye(): exit(4)\nopaque = object"
+    )
     with pytest.raises(crucible.CallError) as caught:
         await box.call(name)
     assert caught.value.result.status is status
@@ -668,7 +711,9 @@ async def test_closing_while_a_call_runs(shared_pool: crucible.Pool) -> None:
 
 
 async def test_usage_and_layers_come_with_each_result(box: crucible.Sandbox) -> None:
-    result = await box.run("x = bytearray(20 * 2**20)\nimport time\ntime.sleep(0.05)\nfor _ in range(10**6): pass")
+    result = await box.run(
+        "x = bytearray(20 * 2**20)\nimport time\ntime.sleep(0.05)\nfor _ in range(10**6): pass"
+    )
     assert result.usage.wall >= 0.05
     assert result.usage.cpu is not None
     assert 0 < result.usage.cpu < result.usage.wall + 0.1

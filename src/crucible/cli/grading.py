@@ -115,16 +115,9 @@ async def grade_all(job: Job, on_done: Callable[[int], None]) -> Outcome:
                 for _ in range(min(job.jobs, len(job.pairs))):
                     workers.start_soon(_work, sandboxes, job.limits, rest, outcome, on_done)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            # The first error says it all: the other workers met the same trouble.
+            raise group.exceptions[0] from None
     return outcome
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of the workers: the others met the same trouble."""
-    error = group.exceptions[0]
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _work(
