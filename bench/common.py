@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -55,6 +56,25 @@ async def per_second(work: Callable[[int], Awaitable[object]], count: int, in_fl
         for _ in range(in_flight):
             tasks.start_soon(worker)
     return count / (time.perf_counter() - started)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents first; what ends meanwhile may be missing."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found[1:]
+
+
+def pss_of(pids: Iterable[int]) -> float:
+    """Proportional set size in MB, over all the processes."""
+    total = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            total += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return total / 1024
 
 
 def report(figures: Figures, out: Path | None, notes: Iterable[str] = ()) -> None:

@@ -18,9 +18,11 @@ from common import (
     PLAIN,
     Figures,
     arguments,
+    descendants,
     median,
     per_second,
     percentile,
+    pss_of,
     report,
     time_command,
 )
@@ -114,23 +116,6 @@ async def throughput(rounds: int, figures: Figures) -> None:
         await per_second(work, 50, 8)
         for in_flight in (1, 8, 32):
             figures[f"per_second_{in_flight}"] = await per_second(work, rounds, in_flight)
-
-
-def pss_of(pids: list[int]) -> float:
-    """Proportional set size in MB, over all the processes."""
-    total = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            total += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-    return total / 1024
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        with open(f"/proc/{parent}/task/{parent}/children") as file:
-            found += map(int, file.read().split())
-    return found[1:]
 
 
 async def idle_memory(count: int, figures: Figures) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Literal
 
 import attrs
@@ -23,10 +24,18 @@ _UNITS = {
     "g": 1000**3,
     "gb": 1000**3,
 }
-_BINARY_UNITS = {"kib": 1024, "mib": 1024**2, "gib": 1024**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+_BINARY_UNITS = {
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "ki": 1024,
+    "mi": 1024**2,
+    "gi": 1024**3,
+}
 _ALL_UNITS = _UNITS | _BINARY_UNITS
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _LARGEST = 2**62
+_LONGEST = sys.float_info.max
 MIB = 1024 * 1024
 
 
@@ -36,7 +45,7 @@ def parse_size(value: int | str) -> int:
         match = _SIZE.fullmatch(value)
         if match is None or match[2].lower() not in _ALL_UNITS:
             raise ValueError(f'cannot read {value!r} as a size: use bytes, or text like "512 MiB"')
-        return int(float(match[1]) * _ALL_UNITS[match[2].lower()])
+        return int(Decimal(match[1]) * _ALL_UNITS[match[2].lower()])
     return value
 
 
@@ -49,8 +58,10 @@ def _whole(instance: object, attribute: attrs.Attribute[int | None], value: int 
         return
     if type(value) is not int:
         raise TypeError(f"Limits.{attribute.name} must be a whole number, got {value!r}")
-    if not 0 < value <= _LARGEST:
+    if value <= 0:
         raise ValueError(f"Limits.{attribute.name} must be at least 1, got {value!r}")
+    if value > _LARGEST:
+        raise ValueError(f"Limits.{attribute.name} must be at most 2**62")
 
 
 def _seconds(
@@ -60,7 +71,8 @@ def _seconds(
         return
     if type(value) not in (int, float):
         raise TypeError(f"Limits.{attribute.name} must be a number of seconds, got {value!r}")
-    if not math.isfinite(value) or value <= 0:
+    # Comparisons alone: NaN is in no range, and a whole number may be too large for a float.
+    if not 0 < value <= _LONGEST:
         raise ValueError(f"Limits.{attribute.name} must be above zero and finite, got {value!r}")
 
 
@@ -71,7 +83,8 @@ class Limits:
     memory: bytes, or "512 MiB": resident memory of all its processes and its files, no swap.
     cpu_seconds, wall_seconds: for each call, over all processes of the sandbox.
     grace_seconds: how long an interrupted call may take to yield before the sandbox is killed.
-    processes: processes and threads alive at once, beside crucible's own two.
+    processes: processes and threads alive at once, beside crucible's own two. Where no cgroup keeps
+        it (`Layers.processes_by`), a call can lower what the sandbox was built with, not raise it.
     disk, inodes: bytes and files in /workspace, /tmp and /home together. Fixed when it is built.
     open_files: descriptors a process.
     output: bytes of standard output, and as many of standard error, for each call.

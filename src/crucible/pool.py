@@ -16,13 +16,14 @@ import anyio.abc
 import attrs
 
 from ._kernel import cgroups, rlimits
-from ._supervisor import interpreters, launch
+from ._supervisor import forks, interpreters, launch
 from ._supervisor.desk import Desk
 from ._supervisor.factory import Factory, ZygotePlan
 from ._supervisor.guest import Guest
 from ._supervisor.meter import AccountedMeter, CgroupMeter, Meter
 from ._supervisor.plan import Plan, check_host_files, make_plan
 from ._supervisor.reactor import Reactor
+from ._supervisor.replies import Reply
 from ._supervisor.security import Security, inspect_machine
 from ._supervisor.slots import Slots
 from .errors import PoolClosedError, PoolStartError
@@ -89,6 +90,19 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     AcquireCoroutine = Coroutine[object, object, Sandbox]
+
+
+class _Life:
+    """What the task that enters a pool and the task that runs it tell each other."""
+
+    def __init__(self) -> None:
+        self.started: Reply[None] = Reply()
+        self.starting = anyio.CancelScope()
+        self.over = anyio.Event()
+
+    def end(self) -> None:
+        self.starting.cancel()
+        self.over.set()
 
 
 @final
@@ -193,6 +207,10 @@ class Pool(anyio.AsyncContextManagerMixin):
     def isolation(self) -> Layers:
         """The layers that every sandbox of this pool has."""
         self._check_process()
+        if self._state == "new":
+            raise PoolClosedError(
+                "this pool is new: what its machine has is known once it is entered"
+            )
         return self._security.layers
 
     # Handing out and taking back.
@@ -201,10 +219,7 @@ class Pool(anyio.AsyncContextManagerMixin):
         self, limits: Limits | None, policy: Policy | None, template: str
     ) -> tuple[Plan, Limits]:
         self._check_process()
-        if self._state != "open":
-            raise PoolClosedError(
-                f"this pool is {self._state}: use it inside of its `async with` block"
-            )
+        self._check_open()
         if template not in self._templates:
             raise ValueError(
                 f"this pool has no template {template!r}, only {sorted(self._templates)}"
@@ -223,6 +238,8 @@ class Pool(anyio.AsyncContextManagerMixin):
         """A sandbox on a slot that is already taken, and is given back on any failure."""
         started = time.monotonic()
         try:
+            # It may have been closed while the caller waited for a slot.
+            self._check_open()
             guest = await self._factory.take(plan)
         except BaseException:
             self._slots.release()
@@ -259,8 +276,14 @@ class Pool(anyio.AsyncContextManagerMixin):
 
     def _meter(self, guest: Guest, plan: Plan) -> Meter:
         if self._cgroup is not None:
-            return CgroupMeter(self._cgroup, f"c{guest.number}", plan.memory, plan.process_limit)
-        return AccountedMeter(self._factory, guest)
+            return CgroupMeter(self._cgroup, guest, plan.memory, plan.process_limit)
+        return AccountedMeter(self._factory, guest, plan.process_limit)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise PoolClosedError(
+                f"this pool is {self._state}: use it inside of its `async with` block"
+            )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -304,25 +327,42 @@ class Pool(anyio.AsyncContextManagerMixin):
             )
         self._pid = os.getpid()
         self._check_descriptors()
+        life = _Life()
         body_error: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as tasks:
-                try:
-                    await self._start(tasks)
-                    yield self
-                except BaseException as error:
-                    # Raised after the group: the user's error must not come wrapped in a group.
-                    body_error = error
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await self._stop()
-                    tasks.cancel_scope.cancel()
-        finally:
-            self._state = "closed"
-            with anyio.CancelScope(shield=True):
-                await self._free()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._live, life)
+            try:
+                await life.started.wait()
+                yield self
+            except BaseException as error:
+                # Raised after the group: the user's error must not come wrapped in a group.
+                body_error = error
+            finally:
+                life.end()
         if body_error is not None:
             raise body_error
+
+    async def _live(self, life: _Life) -> None:
+        """Start the pool, keep what it owns, end it: in a task that no cancel of the user's reaches.
+
+        A shield would hold against scopes, but not against `Task.cancel()`.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                async with anyio.create_task_group() as tasks:
+                    try:
+                        with life.starting:
+                            await self._start(tasks)
+                            life.started.set(None)
+                        await life.over.wait()
+                    except Exception as error:
+                        life.started.set(error)
+                    finally:
+                        await self._stop()
+                        tasks.cancel_scope.cancel()
+            finally:
+                self._state = "closed"
+                await self._free()
 
     def _check_descriptors(self) -> None:
         needed = _FDS_BESIDE + _FDS_PER_SANDBOX * (self._slots.total + self._spares)
@@ -377,8 +417,6 @@ class Pool(anyio.AsyncContextManagerMixin):
         if self._state != "open":
             return
         self._state = "closing"
-        for sandbox in list(self._open.values()):
-            sandbox.kill()
         await self._factory.close()
         for sandbox in list(self._open.values()):
             await sandbox.aclose()
@@ -396,9 +434,8 @@ def _pool_cgroup() -> cgroups.PoolCgroup | None:
     if layout is None:
         return None
     cgroups.sweep(layout)
-    return cgroups.PoolCgroup.create(
-        layout, f"{os.getpid()}-{next(_serial)}-{time.time_ns() % 10**9}"
-    )
+    name = f"{os.getpid()}-{next(_serial)}-{time.time_ns() % 10**9}"
+    return forks.closed_in_children(lambda: cgroups.PoolCgroup.create(layout, name))
 
 
 def _environment(interpreter: interpreters.Interpreter, seed: int | None) -> dict[str, str]:

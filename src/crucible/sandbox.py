@@ -275,14 +275,20 @@ class Sandbox(anyio.abc.AsyncResource):
                 status=Status.PROCESS_LIMIT, reason="the sandbox could not start a process"
             )
 
-        return await self._limited(
+        result = await self._limited(
             limits,
             begin,
-            lambda: keeper.ended or refused(),
+            # A command may end before the runner has said that it started it.
+            lambda: guest.reply is not None and (keeper.ended or refused()),
             lambda: keeper.signal(commands.KILL_ALL),
             told,
             outputs,
         )
+        if keeper.lost and not guest.dead:
+            # Who killed the keeper may have killed everybody: `alive` must be right afterwards.
+            with anyio.CancelScope(shield=True):
+                self._last = self._last if await calls.survives(guest) else result
+        return result
 
     async def _exchange(
         self,
@@ -394,15 +400,20 @@ class Sandbox(anyio.abc.AsyncResource):
 
     def kill(self) -> None:
         """Kill everything in the sandbox at once, without waiting; it is still to be closed."""
-        self._guest.kill()
+        self._desk.check()
+        self._guest.end("it was killed")
 
     async def aclose(self) -> None:
         """Kill everything in the sandbox and wait (shielded, bounded) until it is gone. Idempotent."""
+        # A child that the user's process forked holds copies of our descriptors: it must not use them.
+        self._desk.check()
         if self._closed:
             await anyio.lowlevel.checkpoint()
             return
         self._closed = True
-        self._guest.kill()
+        # Closing is told as such.
+        self._guest.on_death = None
+        self._guest.end("it was closed")
         await self._desk.discharge(self._guest)
 
 

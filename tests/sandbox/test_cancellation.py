@@ -33,6 +33,7 @@ WAYS: list[Any] = [
 ]
 
 cancelled = pytest.mark.parametrize("way", WAYS)
+cancelled_in_use = pytest.mark.parametrize("way", WAYS[:3])
 
 Use = Callable[[crucible.Sandbox], Awaitable[object]]
 
@@ -133,7 +134,7 @@ async def test_acquire_alone(way: dict[str, Any], anyio_backend_name: str) -> No
             await assert_nothing_left(pool, before, round_)
 
 
-@cancelled
+@cancelled_in_use
 @pytest.mark.parametrize("use", USES)
 async def test_use_of_a_sandbox(use: str, way: dict[str, Any], anyio_backend_name: str) -> None:
     """A sandbox whose call was cancelled is spent, or the call had not begun or was over."""
@@ -214,3 +215,151 @@ async def test_the_whole_life_of_a_pool(way: dict[str, Any], anyio_backend_name:
             await leaks.check_async(before)
         except AssertionError as error:
             raise AssertionError(f"{round_}: {error}") from None
+
+
+# At moments: what other tasks do meanwhile has no await in ours to be cancelled at.
+
+
+async def cancelled_after(seconds: float, operation: Callable[[], Awaitable[object]]) -> bool:
+    """Run it, cancelled after so long; whether it ended before."""
+    ended = False
+
+    async def canceller() -> None:
+        # Many short waits instead of a timer: a timer's resolution is a millisecond or so.
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await anyio.sleep(0)
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(canceller)
+        await operation()
+        ended = True
+        tasks.cancel_scope.cancel()
+    return ended
+
+
+async def seconds_of(operation: Callable[[], Awaitable[object]]) -> float:
+    started = time.monotonic()
+    await operation()
+    return time.monotonic() - started
+
+
+async def test_a_pool_at_any_moment() -> None:
+    before = leaks.Footprint.take()
+
+    async def life() -> None:
+        async with crucible.pool(spares=2, max_sandboxes=SLOTS) as pool, pool.sandbox() as box:
+            await box.run("1")
+
+    whole = await seconds_of(life)
+    for part in range(16):
+        await cancelled_after(whole * part / 16, life)
+        await leaks.check_async(before)
+
+
+async def test_a_grading_at_any_moment() -> None:
+    task = Task(task_id="t", tests=("assert add(1, 2) == 3",))
+    async with idle_pool() as (pool, before):
+
+        async def graded() -> None:
+            assert (await pool.grade(task, "def add(a, b):\n    return a + b")).passed
+
+        whole = await seconds_of(graded)
+        for part in range(12):
+            await cancelled_after(whole * part / 12, graded)
+            await leaks.check_async(before)
+        await assert_full_capacity(pool)
+
+
+async def test_many_sandboxes_at_any_moment() -> None:
+    """More callers than slots, all cancelled at once: whatever each was at."""
+    async with idle_pool() as (pool, before):
+
+        async def used() -> None:
+            async with pool.sandbox() as box:
+                assert (await box.run("6 * 7")).value == 42
+
+        async def crowd() -> None:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3 * SLOTS):
+                    tasks.start_soon(used)
+
+        whole = await seconds_of(crowd)
+        for part in range(8):
+            await cancelled_after(whole * part / 8, crowd)
+            assert pool.statistics().waiting == 0
+            await leaks.check_async(before)
+        await assert_full_capacity(pool)
+
+
+async def test_a_reply_in_the_tick_of_the_cancel() -> None:
+    """Either the result is delivered, or the sandbox is spent: no call ever gets another's reply."""
+    timing = random.Random(5)
+    delivered = 0
+    async with crucible.pool(spares=2, max_sandboxes=SLOTS) as pool:
+        box = await pool.sandbox()
+        usual = min([await seconds_of(lambda: box.run("0")) for _ in range(10)])
+        for number in range(150):
+            if not box.alive:
+                await box.aclose()
+                box = await pool.sandbox()
+            got: list[object] = []
+
+            async def call(number: int = number, got: list[object] = got) -> None:
+                got.append((await box.run(f"{number}")).value)
+
+            await cancelled_after(usual * timing.uniform(0.5, 1.5), call)
+            assert got in ([], [number])
+            delivered += len(got)
+        await box.aclose()
+    assert 0 < delivered < 150
+
+
+async def test_a_cancel_right_after_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with crucible.pool(spares=0, max_sandboxes=SLOTS) as pool, pool.sandbox() as box:
+        guest, got = box._guest, []
+        on_frame = guest._on_frame
+        with anyio.CancelScope() as scope:
+
+            def on_frame_and_cancel(kind: int, call: int, payload: bytes) -> None:
+                on_frame(kind, call, payload)
+                scope.cancel()
+
+            monkeypatch.setattr(guest, "_on_frame", on_frame_and_cancel)
+            got.append((await box.run("1")).value)
+        monkeypatch.undo()
+        if box.alive:
+            assert got in ([], [1])
+            assert (await box.run("2")).value == 2
+        else:
+            assert got == []
+
+
+@on_one_loop
+async def test_wait_for_of_asyncio() -> None:
+    """It cancels the task it made, and waits for that task's end."""
+    async with idle_pool() as (pool, before):
+        for timeout in (0.0, 0.001, 0.01, 0.05):
+            async with pool.sandbox() as box:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(box.run("while True: pass"), timeout)
+            await leaks.check_async(before)
+        await assert_full_capacity(pool)
+
+
+async def test_a_scope_that_is_cancelled_beforehand() -> None:
+    async with idle_pool() as (pool, before):
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pool.sandbox()
+            pytest.fail("acquired")
+        async with pool.sandbox() as box:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await box.run("x = 1")
+                pytest.fail("ran")
+            # Nothing of it had begun.
+            assert box.alive
+            assert (await box.run("'x' in globals()")).value is False
+        await leaks.check_async(before)

@@ -322,6 +322,20 @@ async def test_partial_output_of_a_call_that_hangs(box: crucible.Sandbox) -> Non
     assert result.stdout == "flushed\n"
 
 
+async def test_output_between_the_calls_belongs_to_nobody(box: crucible.Sandbox) -> None:
+    source = """
+import os, threading, time
+def late():
+    for _ in range(50): os.write(1, b'late'); time.sleep(0.002)
+thread = threading.Thread(target=late)
+thread.start()
+print('now')
+"""
+    assert "now\n" in (await box.run(source)).stdout
+    await anyio.sleep(0.2)
+    assert (await box.run("thread.join(); print('next')")).stdout == "next\n"
+
+
 async def test_output_that_looks_like_the_protocol(box: crucible.Sandbox) -> None:
     text = '{"status": "ok", "has_value": true}\n\x00\x00\x00\x01started\nexit 0\n'
     result = await box.run(f"print({text!r}, end=''); import sys; sys.stderr.write({text!r}); 1")

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 import crucible
 from crucible import Policy, Status
+from crucible.policy import PathLike
 
 from .common import on_one_loop, value
 
@@ -49,7 +49,9 @@ async def other(shared_pool: crucible.Pool) -> AsyncIterator[crucible.Sandbox]:
 
 
 async def test_the_system_is_read_only(box: crucible.Sandbox) -> None:
-    source = ATTEMPT + """
+    source = (
+        ATTEMPT
+        + """
 import sys, json
 places = ['/', '/usr', '/usr/bin', '/bin', '/etc', '/dev', '/opt/crucible', '/opt/crucible/bin', '/proc', sys.prefix,
           sys.base_prefix, os.path.dirname(json.__file__), '/workspace/..', '/home']
@@ -60,6 +62,7 @@ written = {file: attempt(os.open, file, os.O_WRONLY) for file in files}
 moved = attempt(os.rename, '/etc/passwd', '/etc/old'), attempt(os.unlink, '/bin/sh'), attempt(os.chmod, '/usr', 0o777)
 made, written, moved
 """
+    )
     made, written, moved = await value(box, source)
     assert made.pop("/home") == 0, "/home is one of the writable trees"
     assert set(made.values()) <= {"EROFS", "EACCES", "ENOENT"}, made
@@ -119,7 +122,9 @@ async def test_devices(box: crucible.Sandbox) -> None:
     assert set(await value(box, "import os; os.listdir('/dev')")) == {
         *("null", "zero", "full", "random", "urandom"), "fd", "stdin", "stdout", "stderr", "shm",
     }  # fmt: skip
-    source = ATTEMPT + """
+    source = (
+        ATTEMPT
+        + """
 import stat
 with open('/dev/null', 'r+b', 0) as f: empty = (f.write(b'x'), f.read())
 with open('/dev/zero', 'rb') as f: zeros = f.read(3)
@@ -128,13 +133,20 @@ full = attempt(os.write, os.open('/dev/full', os.O_WRONLY), b'x')
 device = attempt(os.mknod, '/tmp/device', 0o666 | stat.S_IFBLK, os.makedev(254, 0))
 empty, zeros, noise, full, device
 """
+    )
     assert await value(box, source) == ((1, b""), b"\0\0\0", 8, "ENOSPC", "EPERM")
-    assert (await box.exec("echo a > /dev/stdout; echo b > /dev/stderr; cat /dev/stdin", stdin="c")).stdout == "a\nc"
-    result = await box.run("open('/dev/stdout', 'w').write('x'); open('/dev/stdin').read()", stdin="in")
+    assert (
+        await box.exec("echo a > /dev/stdout; echo b > /dev/stderr; cat /dev/stdin", stdin="c")
+    ).stdout == "a\nc"
+    result = await box.run(
+        "open('/dev/stdout', 'w').write('x'); open('/dev/stdin').read()", stdin="in"
+    )
     assert (result.stdout, result.value) == ("x", "in")
 
 
-async def test_files_of_two_sandboxes_are_apart(box: crucible.Sandbox, other: crucible.Sandbox) -> None:
+async def test_files_of_two_sandboxes_are_apart(
+    box: crucible.Sandbox, other: crucible.Sandbox
+) -> None:
     for tree in TREES:
         await box.run(f"open('{tree}/mine', 'w').write('x')")
         assert (await other.run(f"import os; os.path.exists('{tree}/mine')")).value is False
@@ -144,29 +156,40 @@ async def test_files_of_two_sandboxes_are_apart(box: crucible.Sandbox, other: cr
 # Processes, users and names.
 
 
-async def test_processes_are_the_sandboxs_own(box: crucible.Sandbox, other: crucible.Sandbox) -> None:
+async def test_processes_are_the_sandboxs_own(
+    box: crucible.Sandbox, other: crucible.Sandbox
+) -> None:
     async with await other.open_process(["sleep", "60.25"]):
         source = "import os; sorted(int(n) for n in os.listdir('/proc') if n.isdigit()), os.getpid(), os.getppid()"
         pids, own, parent = await value(box, source)
         assert pids == [1, own]
         assert parent == 0
         assert "60.25" not in (await box.exec("cat /proc/*/cmdline")).stdout
-        source = ATTEMPT + f"[attempt(os.kill, pid, 0) for pid in ({os.getpid()}, {os.getppid()}, 99999)]"
+        source = (
+            ATTEMPT
+            + f"[attempt(os.kill, pid, 0) for pid in ({os.getpid()}, {os.getppid()}, 99999)]"
+        )
         assert await value(box, source) == ["ESRCH"] * 3
 
 
 async def test_killing_everybody_kills_oneself(shared_pool: crucible.Pool) -> None:
-    with subprocess.Popen(["sleep", "60"]) as bystander:
+    with subprocess.Popen(["sleep", "10"]) as bystander:
         async with shared_pool.sandbox() as other:
             await other.run("x = 1")
-            for source in ("import os; os.kill(-1, 9)", "import os; os.killpg(0, 9)", "import os; os.kill(0, 9)"):
+            for source in (
+                "import os; os.kill(-1, 9)",
+                "import os; os.killpg(0, 9)",
+                "import os; os.kill(0, 9)",
+            ):
                 async with shared_pool.sandbox() as box:
                     result = await box.run(source + "\nimport time; time.sleep(5)")
-                    # A process that signals everybody leaves itself out, and runs on alone.
-                    assert result.status in (Status.SIGNALED, Status.OK)
+                    # A process that signals everybody leaves itself out: there is nobody else.
+                    alone = result.error is not None and result.error.type == "ProcessLookupError"
+                    assert alone or result.signal == 9, result
+            for command in ("pkill python", "pkill -9 -f .", "killall5 -9", "kill -9 -1"):
                 async with shared_pool.sandbox() as box:
-                    result = await box.exec("pkill python; pkill -9 -f .; killall5 -9; kill -9 -1; sleep 5")
-                    assert not result.ok or result.usage.wall < 6
+                    result = await box.exec(f"{command}; exit 3")
+                    assert not result.ok, result
             assert await value(other, "x") == 1
         assert bystander.poll() is None
         bystander.kill()
@@ -175,7 +198,9 @@ async def test_killing_everybody_kills_oneself(shared_pool: crucible.Pool) -> No
 
 
 async def test_the_holder_is_out_of_reach(box: crucible.Sandbox) -> None:
-    source = ATTEMPT + """
+    source = (
+        ATTEMPT
+        + """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 def ptrace(pid):
@@ -188,6 +213,7 @@ found = {
 }
 found
 """
+    )
     found = await value(box, source)
     # Pid 1 of a namespace takes no signal from inside that it does not handle.
     signals = {found.pop(name) for name in ("kill", "stop", "term")}
@@ -211,21 +237,26 @@ import grp, os, platform, pwd, socket
 
 
 async def test_nobody_else_to_become(box: crucible.Sandbox) -> None:
-    source = ATTEMPT + """
+    source = (
+        ATTEMPT
+        + """
 {
     'setuid': attempt(os.setuid, 0), 'setgid': attempt(os.setgid, 0), 'setgroups': attempt(os.setgroups, [0]),
     'chown': attempt(os.chown, '/workspace', 0, 0), 'nice': attempt(os.setpriority, os.PRIO_PROCESS, 0, -5),
     'chroot': attempt(os.chroot, '/tmp'), 'sethostname': attempt(socket.sethostname, 'x'),
 }
 """
+    )
     found = await value(box, source)
     assert set(found.values()) <= {"EPERM", "EINVAL", "EACCES"}, found
     # Set-user-id programs give nothing.
     assert (await box.exec("su -c id 2>&1; true")).stdout.count("uid=0") == 0
 
 
-async def test_each_sandbox_of_root_has_a_user_of_its_own(box: crucible.Sandbox, other: crucible.Sandbox) -> None:
-    uids = [os.stat(f"/proc/{_host_pid(b)}").st_uid if False else _kuid(b) for b in (box, other)]
+async def test_each_sandbox_of_root_has_a_user_of_its_own(
+    box: crucible.Sandbox, other: crucible.Sandbox
+) -> None:
+    uids = [_kuid(box), _kuid(other)]
     if os.geteuid() != 0:
         assert uids == [os.geteuid()] * 2
         assert not box.isolation.own_uid
@@ -277,10 +308,15 @@ async def test_no_privilege_is_left(box: crucible.Sandbox) -> None:
 KINDS = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 
 
-async def test_every_namespace_is_the_sandboxs_own(box: crucible.Sandbox, other: crucible.Sandbox) -> None:
+async def test_every_namespace_is_the_sandboxs_own(
+    box: crucible.Sandbox, other: crucible.Sandbox
+) -> None:
     source = f"import os; {{kind: os.readlink('/proc/self/ns/' + kind) for kind in {KINDS!r}}}"
     script = " ".join(f"/proc/self/ns/{kind}" for kind in KINDS)
-    mine, yours = (await box.exec(f"readlink {script}")).stdout.split(), (await other.exec(f"readlink {script}")).stdout.split()
+    mine, yours = (
+        (await box.exec(f"readlink {script}")).stdout.split(),
+        (await other.exec(f"readlink {script}")).stdout.split(),
+    )
     host = [os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS]
     assert len(mine) == len(yours) == len(KINDS)
     for three in zip(KINDS, mine, yours, host, strict=True):
@@ -291,7 +327,9 @@ async def test_every_namespace_is_the_sandboxs_own(box: crucible.Sandbox, other:
 
 
 async def test_system_calls_that_open_doors_are_refused(box: crucible.Sandbox) -> None:
-    source = ATTEMPT + """
+    source = (
+        ATTEMPT
+        + """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 def call(name, *args):
@@ -307,6 +345,7 @@ def call(name, *args):
     'settime': call('stime', 0) if hasattr(libc, 'stime') else 'EPERM',
 }
 """
+    )
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86_64; the table test covers both")
     found = await value(box, source)
@@ -349,7 +388,10 @@ def send(address):
 async def test_no_network_out(box: crucible.Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        source = ATTEMPT + OUT + f"""
+        source = (
+            ATTEMPT
+            + OUT
+            + f"""
 raw = lambda family, kind: attempt(socket.socket, family, kind, 1)
 found = [reach(socket.AF_INET, ('127.0.0.1', {port})), reach(socket.AF_INET, ('1.1.1.1', 53)), reach(socket.AF_INET, ('10.0.0.1', 80)),
          reach(socket.AF_INET, ('169.254.169.254', 80)), reach(socket.AF_INET6, ('2606:4700:4700::1111', 53)), send(('8.8.8.8', 53)),
@@ -358,16 +400,24 @@ try: socket.getaddrinfo('example.com', 80); found.append(0)
 except socket.gaierror: found.append('gaierror')
 found
 """
+        )
         own, *far, inet_raw, packet, name = await value(box, source)
     assert own == "ECONNREFUSED"
     assert set(far) <= {"ENETUNREACH", "EADDRNOTAVAIL"}
     assert (inet_raw, packet, name) == ("EPERM", "EPERM", "gaierror")
 
 
-async def test_ports_of_two_sandboxes_are_apart(box: crucible.Sandbox, other: crucible.Sandbox) -> None:
-    listen = "import socket; server = socket.create_server(('127.0.0.1', 8000)); server.getsockname()[1]"
+async def test_ports_of_two_sandboxes_are_apart(
+    box: crucible.Sandbox, other: crucible.Sandbox
+) -> None:
+    listen = (
+        "import socket; server = socket.create_server(('127.0.0.1', 8000)); server.getsockname()[1]"
+    )
     assert await value(box, listen) == 8000
-    assert await value(other, ATTEMPT + OUT + "reach(socket.AF_INET, ('127.0.0.1', 8000))") == "ECONNREFUSED"
+    assert (
+        await value(other, ATTEMPT + OUT + "reach(socket.AF_INET, ('127.0.0.1', 8000))")
+        == "ECONNREFUSED"
+    )
     assert await value(other, listen) == 8000
 
 
@@ -389,7 +439,11 @@ async def test_abstract_sockets(box: crucible.Sandbox, other: crucible.Sandbox) 
 @pytest.mark.parametrize("network", ["loopback", "none"])
 async def test_network_of_the_policy(shared_pool: crucible.Pool, network: Any) -> None:
     async with shared_pool.sandbox(policy=Policy(network=network)) as box:
-        source = ATTEMPT + OUT + "reach(socket.AF_INET, ('127.0.0.1', 9)), reach(socket.AF_INET, ('1.1.1.1', 53))"
+        source = (
+            ATTEMPT
+            + OUT
+            + "reach(socket.AF_INET, ('127.0.0.1', 9)), reach(socket.AF_INET, ('1.1.1.1', 53))"
+        )
         lo, far = await value(box, source)
         assert lo == ("ECONNREFUSED" if network == "loopback" else "ENETUNREACH")
         assert far == "ENETUNREACH"
@@ -399,7 +453,9 @@ async def test_network_of_the_policy(shared_pool: crucible.Pool, network: Any) -
 
 # Shared memory.
 
-SHMGET = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); libc.shmget({key}, {size}, {flags})"
+SHMGET = (
+    "import ctypes; libc = ctypes.CDLL(None, use_errno=True); libc.shmget({key}, {size}, {flags})"
+)
 
 
 @contextlib.contextmanager
@@ -419,7 +475,7 @@ async def test_system_v_shared_memory(box: crucible.Sandbox, other: crucible.San
     with segment(key):
         assert await value(box, SHMGET.format(key=key, size=0, flags=0)) == -1
     made = await value(box, SHMGET.format(key=key, size=4096, flags=0o1666))
-    if "shmget" in "" or made == -1:
+    if made == -1:
         assert box.isolation.memory_by == "accounting", "what cannot be counted is refused"
     assert await value(other, SHMGET.format(key=key, size=0, flags=0)) == -1
     assert ctypes.CDLL(None).shmget(key, 0, 0) == -1
@@ -429,22 +485,25 @@ async def test_posix_shared_memory(box: crucible.Sandbox, other: crucible.Sandbo
     name = f"crucible-test-{secrets.token_hex(4)}"
     attach = f"""
 from multiprocessing import shared_memory, resource_tracker
-try: found = bytes(shared_memory.SharedMemory({name!r}).buf[:3])
+try:
+    memory = shared_memory.SharedMemory({name!r})
+    found = bytes(memory.buf[:3])
 except FileNotFoundError: found = None
 found
 """
-    memory = shared_memory.SharedMemory(name, create=True, size=16)
+    # What shm_open makes here; multiprocessing would start a process to look after it.
+    segment = Path("/dev/shm", name)
+    segment.write_bytes(b"abc" + bytes(13))
     try:
-        memory.buf[:3] = b"abc"
+        segment.chmod(0o666)
         assert await value(box, attach) is None
     finally:
-        memory.close()
-        memory.unlink()
+        segment.unlink()
     make = f"from multiprocessing import shared_memory; m = shared_memory.SharedMemory({name!r}, create=True, size=16); m.buf[:3] = b'xyz'; 1"
     assert await value(box, make) == 1
     assert await value(box, attach) == b"xyz"
     assert await value(other, attach) is None
-    assert not Path("/dev/shm", name).exists()
+    assert not segment.exists()
 
 
 # Secrets, and what a former user left.
@@ -468,13 +527,15 @@ def search(first, second):
 """
 
 
-async def test_secrets_of_the_host_stay_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_secrets_of_the_host_stay_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first, second = secrets.token_hex(8), secrets.token_hex(8)
     secret = first + second
     monkeypatch.setenv("API_KEY", secret)
     kept = tmp_path / secret
     kept.write_text(secret)
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)", secret]
+    sleeper = [sys.executable, "-c", "import time; time.sleep(10)", secret]
     with open(kept), subprocess.Popen(sleeper) as process:
         async with crucible.pool(spares=0) as pool, pool.sandbox() as box:
             await box.run(SEARCH)
@@ -484,7 +545,9 @@ async def test_secrets_of_the_host_stay_there(monkeypatch: pytest.MonkeyPatch, t
             await box.files.upload(script, "search.py")
             assert (await box.exec("python search.py")).stdout == "[]\n"
             # It would have been found.
-            assert await value(box, f"os.environ['X'] = {first!r} + {second!r}; search({first!r}, {second!r})") == ["os.environ"]
+            assert await value(
+                box, f"os.environ['X'] = {first!r} + {second!r}; search({first!r}, {second!r})"
+            ) == ["os.environ"]
         process.kill()
 
 
@@ -509,7 +572,7 @@ print('works')
 ({'mine' in globals()}, dict(os.environ).get('LEFT'), os.getcwd(), old,
  resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_FSIZE),
  [t for t in ('/workspace', '/tmp', '/home/sandbox', '/home', '/dev/shm') if os.path.exists(t + '/left')],
- json.dumps([1]), '/tmp' in sys.path, 'left' in sys.modules, signal.getsignal(signal.SIGTERM), sys.getrecursionlimit(),
+ json.dumps([1]), '/tmp' in sys.path, 'left' in sys.modules, int(signal.getsignal(signal.SIGTERM)), sys.getrecursionlimit(),
  threading.active_count(), signal.alarm(0), sorted(n for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()),
  os.listdir('/workspace'), os.listdir('/dev/shm'), len(os.listdir('/proc/self/fd')))
 """
@@ -557,35 +620,51 @@ async def test_read_only_binds(shared_pool: crucible.Pool, tmp_path: Path) -> No
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "file").write_text("bound")
     (tmp_path / "single").write_text("one file")
-    binds = {tmp_path / "data": "/workspace/data", tmp_path / "single": "/srv/single.txt"}
+    binds: dict[PathLike, PathLike] = {
+        tmp_path / "data": "/workspace/data",
+        tmp_path / "single": "/srv/single.txt",
+    }
     for path in (tmp_path / "data", tmp_path / "single"):
         readable(path)
     async with shared_pool.sandbox(policy=Policy(binds=binds)) as box:
-        assert await value(box, "open('/workspace/data/deep/file').read(), open('/srv/single.txt').read()") == ("bound", "one file")
-        source = ATTEMPT + """
+        assert await value(
+            box, "open('/workspace/data/deep/file').read(), open('/srv/single.txt').read()"
+        ) == ("bound", "one file")
+        source = (
+            ATTEMPT
+            + """
 [attempt(os.open, '/workspace/data/deep/file', os.O_WRONLY), attempt(os.open, '/workspace/data/new', os.O_CREAT | os.O_WRONLY),
  attempt(os.unlink, '/workspace/data/deep/file'), attempt(os.rename, '/workspace/data', '/workspace/moved'),
  attempt(os.truncate, '/srv/single.txt', 0), attempt(os.chmod, '/srv/single.txt', 0), attempt(os.utime, '/srv/single.txt'),
  attempt(os.mkdir, '/srv/new')]
 """
+        )
         assert set(await value(box, source)) <= {"EROFS", "EACCES", "EBUSY", "EPERM"}
         (tmp_path / "data" / "deep" / "file").write_text("changed on the host")
         assert await value(box, "open('/workspace/data/deep/file').read()") == "changed on the host"
-        assert (await box.exec("touch /workspace/beside && ls /workspace")).stdout.split() == ["beside", "data"]
+        assert (await box.exec("touch /workspace/beside && ls /workspace")).stdout.split() == [
+            "beside",
+            "data",
+        ]
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["data", "deep", "file", "single"]
     assert (tmp_path / "single").read_text() == "one file"
     async with shared_pool.sandbox() as box:
-        assert (await box.exec("ls /srv /workspace")).stdout.split() in (["/workspace:"], ["/srv:", "/workspace:"])
+        # Of a bind outside the writable trees, an empty file of that name stays in the pool's root.
+        assert (await box.exec("cat /srv/*; ls /workspace")).stdout == ""
 
 
-async def test_a_read_only_bind_of_a_folder_the_sandbox_owns(shared_pool: crucible.Pool, tmp_path: Path) -> None:
+async def test_a_read_only_bind_of_a_folder_the_sandbox_owns(
+    shared_pool: crucible.Pool, tmp_path: Path
+) -> None:
     """Not the file modes keep it read-only."""
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "open" / "file").write_text("x")
     (tmp_path / "open" / "file").chmod(0o666)
     async with shared_pool.sandbox(policy=Policy(binds={tmp_path / "open": "/data"})) as box:
-        source = ATTEMPT + "[attempt(os.open, '/data/file', os.O_RDWR), attempt(os.mkdir, '/data/d')]"
+        source = (
+            ATTEMPT + "[attempt(os.open, '/data/file', os.O_RDWR), attempt(os.mkdir, '/data/d')]"
+        )
         assert await value(box, source) == ["EROFS", "EROFS"]
 
 
@@ -596,12 +675,19 @@ async def test_writable_binds(shared_pool: crucible.Pool, tmp_path: Path) -> Non
     owner = (STRANGER, STRANGER) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     os.chown(folder, *owner)
     async with shared_pool.sandbox(policy=Policy(writable_binds={folder: "/out"})) as box:
-        assert (await box.run("open('/out/file', 'w').write('made inside'); import os; os.mkdir('/out/d')")).ok
+        assert (
+            await box.run(
+                "open('/out/file', 'w').write('made inside'); import os; os.mkdir('/out/d')"
+            )
+        ).ok
         assert await value(box, "os.stat('/out/file').st_uid, os.getuid()") == (1000, 1000)
         (folder / "from host").write_text("x")
         assert await value(box, "sorted(os.listdir('/out'))") == ["d", "file", "from host"]
         # No way up from there, and no program of another user's rights.
-        assert await value(box, "os.path.exists('/out/../out/..' + " + repr(str(tmp_path)) + ")") is False
+        assert (
+            await value(box, "os.path.exists('/out/../out/..' + " + repr(str(tmp_path)) + ")")
+            is False
+        )
     facts = (folder / "file").stat()
     assert (facts.st_uid, facts.st_gid) == owner
     assert (folder / "file").read_text() == "made inside"
@@ -636,12 +722,18 @@ def seed(path: Path) -> Path:
 
 def contents(path: Path) -> dict[str, tuple[int, bytes, float]]:
     return {
-        str(p.relative_to(path)): (p.lstat().st_mode, p.read_bytes() if p.is_file() else b"", p.lstat().st_mtime)
+        str(p.relative_to(path)): (
+            p.lstat().st_mode,
+            p.read_bytes() if p.is_file() else b"",
+            p.lstat().st_mtime,
+        )
         for p in path.rglob("*")
     }
 
 
-async def test_a_seeded_workspace_is_never_written_to(shared_pool: crucible.Pool, tmp_path: Path) -> None:
+async def test_a_seeded_workspace_is_never_written_to(
+    shared_pool: crucible.Pool, tmp_path: Path
+) -> None:
     source = seed(tmp_path / "task")
     before = contents(source)
     policy = Policy(workspace=source)

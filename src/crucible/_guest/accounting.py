@@ -1,6 +1,7 @@
 """Limits where no cgroup keeps them: what a cell's processes use, counted every few milliseconds.
 
-A cell is watched while a call runs in it, and afterwards as long as something is left running. As
+A cell is watched while a call runs in it, and afterwards as long as something is left running (or
+the supervisor saw by itself that nothing is, and does not ask: then at a slow pace). As
 the kernel would, the accountant kills the largest process of a cell that is over its memory; what
 else is over a limit it only reports. A limit on address space would not do as a backstop: much more
 is reserved than is ever used.
@@ -17,13 +18,13 @@ from .census import HOLDER, Census, Process, clock
 
 Report = dict[str, Any]
 
-_SHORTEST, _LONGEST, _BACKGROUND = 0.003, 0.01, 0.025  # seconds between two looks at a cell
+# Seconds between two looks at a cell: in a call, where nothing moves, and after a call.
+_SHORTEST, _LONGEST, _LONGEST_REST, _BACKGROUND = 0.003, 0.01, 0.04, 0.025
 _BYTES_A_SECOND = 4e9  # no code fills memory faster
 _SHARE = 8  # of the builder's time, at most one part in so many
 _TICK_SECONDS = 0.003
 _DEATH_SECONDS = 0.1  # until a killed process has given its memory back
-# A command that could not fork, and its keeper, end at once: the last look comes after them.
-_UNSEEN = 2
+_LEAK = 10**6  # nanoseconds
 _PROCESSORS = os.cpu_count() or 1
 
 
@@ -100,6 +101,15 @@ def _look(account: Account, *, last: bool = False) -> list[str]:
         return []
 
 
+def _unseen(limit: int) -> int:
+    """How many processes may be missing at a look though a fork failed at the limit.
+
+    A command that could not fork, and its keeper, end at once. In a fork bomb, forks that are
+    about to fail count for the kernel already.
+    """
+    return max(min(2, limit // 4), limit // 6)
+
+
 class Account:
     """One cell. Opens its census while it is watched."""
 
@@ -108,7 +118,8 @@ class Account:
         self._census: Census | None = None
         self._time = ProcessorTime(runner)
         self._memory: Memory
-        self._calling = self._quiet = False
+        self._calling = False
+        self._rest = 0.0  # between looks at a runner that does nothing, in seconds
         self._seen: dict[str, Process] = {}
         self._cpu_before = self._count = self._most = 0
         self._told: set[str] = set()
@@ -121,15 +132,18 @@ class Account:
         """`memory` in bytes, `cpu` in nanoseconds."""
         self._limits = (processes, cpu)
         self._told.clear()
-        if not self._quiet:
-            self._take_stock(memory)
+        if self._count == 1:
+            self._time.count_runner()
+        else:
+            self._take_stock()
         self._memory.begin(memory)
         self._cpu_before = self._time.total
+        self._rest = 0.0
         self._most = self._count
         self._calling = True
         self.due = time.monotonic() + _SHORTEST
 
-    def _take_stock(self, memory: int) -> None:
+    def _take_stock(self) -> None:
         """Whatever is there before the call is not the call's own."""
         census = self._open()
         processes = census.processes()
@@ -151,22 +165,27 @@ class Account:
         """No call any more: whether nothing is left to be watched."""
         self._calling = False
         # A runner with one thread does nothing before the next call.
-        self._quiet = self._count <= 1
-        if self._quiet:
+        quiet = self._count <= 1
+        if quiet:
             self.close()
-        return self._quiet
+        return quiet
 
     def usage(self) -> Report:
         return {
             "cpu": (self._time.total - self._cpu_before) / 1e9,
             "peak": self._memory.peak,
             "processes": self._count,
-            "crowded": self._most >= self._limits[0] - _UNSEEN,
+            "crowded": self._most >= self._limits[0] - _unseen(self._limits[0]),
             "over": sorted(self._told),
+            "runner_killed": self._memory.killed == self._time.runner,
         }
 
     def look(self, last: bool = False) -> list[str]:
         """Count everything; which limits are broken and were not before."""
+        if self._count == 1 and not last and not self._time.count_runner():
+            self._rest = min(2 * self._rest + _SHORTEST, _LONGEST_REST)
+            return []
+        self._rest = 0.0
         census = self._open()
         processes = census.processes()
         self._count_processes(processes)
@@ -185,15 +204,18 @@ class Account:
         self._time.count(self._seen, processes)
         self._seen = {process.pid: process for process in processes}
         self._count = sum(process.threads for process in processes if process.pid != HOLDER)
+        self._count += self._open().unread
         self._most = max(self._most, self._count)
 
     def pause(self) -> float:
         """How long until the next look: until then no limit can be far behind."""
         if not self._calling:
             return _BACKGROUND
+        if self._time.leaks:
+            return _SHORTEST
         cpu_left = self._limits[1] - (self._time.total - self._cpu_before)
         soonest = min(self._memory.left / _BYTES_A_SECOND, cpu_left / 1e9 / _PROCESSORS)
-        return min(max(soonest, _SHORTEST), _LONGEST)
+        return max(min(max(soonest, _SHORTEST), _LONGEST), self._rest)
 
 
 class ProcessorTime:
@@ -204,19 +226,20 @@ class ProcessorTime:
     """
 
     def __init__(self, runner: int) -> None:
-        self._runner = runner
+        self._clock_of = runner
         self._of_runner = self._owed = self.total = 0
-        self._runner_pid: str | None = None
+        self.runner = ""  # as the cell numbers it
+        self.leaks = False  # whether a process just ended whose last moments nobody could count
 
     def count(self, before: dict[str, Process], processes: list[Process]) -> None:
-        if self._runner_pid is None:
-            self._runner_pid = next((p.pid for p in processes if p.pid != HOLDER), None)
-        gained = self._clock()
-        waited = 0
+        if not self.runner:
+            self.runner = next((p.pid for p in processes if p.pid != HOLDER), "")
+        self.count_runner()
+        gained = waited = 0
         for process in processes:
             known = before.get(process.pid)
             waited += process.waited - (known.waited if known else 0)
-            if process.pid != self._runner_pid:
+            if process.pid != self.runner:
                 gained += max(process.cpu - (known.cpu if known else 0), 0)
         there = {process.pid for process in processes}
         ended = sum(p.cpu + p.waited for pid, p in before.items() if pid not in there)
@@ -224,15 +247,18 @@ class ProcessorTime:
         # A parent may have been read before it waited: it gets one more look, and no more, since
         # who ignores SIGCHLD is never told of its children's time.
         self._owed = min(self._owed + ended - again, ended)
+        self.leaks = self._owed > _LEAK
         self.total += gained + max(waited, 0) - again
 
-    def _clock(self) -> int:
+    def count_runner(self) -> bool:
+        """Count the runner alone: whether it did anything since it was last counted."""
         try:
-            now = clock(self._runner)
+            now = clock(self._clock_of)
         except OSError:
-            return 0
+            return False
         gained, self._of_runner = now - self._of_runner, now
-        return gained
+        self.total += gained
+        return gained > 0
 
 
 class Memory:
@@ -250,7 +276,8 @@ class Memory:
         self._held: dict[int, int] = {}
         self._limit = self.peak = 0
         self._look_for_held = self._weigh_again = 0.0
-        self._dying: tuple[str, float] | None = None
+        self.killed: str | None = None
+        self._dead_by = 0.0
 
     def begin(self, limit: int) -> None:
         self._limit = limit
@@ -264,23 +291,25 @@ class Memory:
         """Whether the limit is broken: the largest process is then killed."""
         now = time.monotonic()
         self._follow(census, processes, last or now >= self._look_for_held)
+        victim: Process | None = None
+        if self._bound > self._limit:
+            if self._is_dying(processes, now) or (now < self._weigh_again and not last):
+                return False
+            victim = self._weigh(
+                census, [process for process in processes if process.pid != HOLDER]
+            )
+            self._weigh_again = now + _SHARE * (time.monotonic() - now)
         self.peak = max(self.peak, self._guess(processes))
-        if self._bound <= self._limit or self._is_dying(processes, now):
-            return False
-        if now < self._weigh_again and not last:
-            return False
-        victim = self._weigh(census, [process for process in processes if process.pid != HOLDER])
-        took = time.monotonic() - now
-        self._weigh_again = now + _SHARE * took
-        if victim is None:
-            return False
-        census.kill(victim)
-        self._dying = (victim.pid, now + _DEATH_SECONDS)
-        return True
+        if victim is not None:
+            census.kill(victim)
+            self.killed, self._dead_by = victim.pid, now + _DEATH_SECONDS
+        return victim is not None
 
     def _guess(self, processes: Any) -> int:
         counted: int = sum(process.anonymous for process in processes)
-        return min(self._bound, counted + self._in_files + sum(self._held.values()))
+        guess = min(self._bound, counted + self._in_files + sum(self._held.values()))
+        # Only a weighed bound exceeds the limit, and it is better than the guess.
+        return max(guess, self._bound if self._bound > self._limit else 0)
 
     def _follow(self, census: Census, processes: list[Process], all_files: bool) -> None:
         in_files = census.files()
@@ -306,13 +335,9 @@ class Memory:
         return found
 
     def _is_dying(self, processes: list[Process], now: float) -> bool:
-        if self._dying is None:
-            return False
-        pid, until = self._dying
-        if now < until and any(process.pid == pid and process.resident for process in processes):
-            return True
-        self._dying = None
-        return False
+        return now < self._dead_by and any(
+            process.pid == self.killed and process.resident for process in processes
+        )
 
     def _weigh(self, census: Census, processes: list[Process]) -> Process | None:
         """The process to kill, if what there is in memory is really over the limit."""
@@ -332,5 +357,4 @@ class Memory:
             largest = max(shares, key=lambda process: shares[process], default=None)
         else:
             self._bound = own + in_files
-        self.peak = max(self.peak, self._bound)
         return largest if self._bound > self._limit else None

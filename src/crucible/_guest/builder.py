@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from .. import _link
 from .._kernel import caps, cgroups, mounts, signalfd, sys
 from .._kernel.namespaces import CLONE_NEWNS
-from . import accounting, cell, root
+from . import accounting, cell, lifeline, root
 
 _WRITABLE = ("/workspace", "/tmp", "/home", "/dev/shm")
 
@@ -42,7 +42,7 @@ class Builder:
     def __init__(self, sock: socket.socket, watch: int, cgroup_fds: tuple[int, ...]) -> None:
         self._sock, self._watch = sock, watch
         self._children = signalfd.sigchld()
-        config, _ = _link.receive(sock)
+        config = lifeline.receive(sock, watch)
         if config is None:
             os._exit(0)
         self._own_pidfd = os.pidfd_open(os.getpid())

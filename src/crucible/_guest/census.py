@@ -54,6 +54,7 @@ class Census:
         self._root = f"/proc/{holder}/root"
         self._holder, self._blocks = holder, -(-disk // _PAGE)
         self._proc = os.open(f"{self._root}/proc", _FOLDER)
+        self.unread = 0  # processes that ended between being listed and being read
 
     def close(self) -> None:
         if self._proc >= 0:
@@ -62,8 +63,10 @@ class Census:
 
     def processes(self) -> list[Process]:
         os.lseek(self._proc, _FIRST_PROCESS, os.SEEK_SET)
-        found = (self._process(name) for name in os.listdir(self._proc) if name.isdigit())
-        return [process for process in found if process is not None]
+        names = [name for name in os.listdir(self._proc) if name.isdigit()]
+        found = [process for name in names if (process := self._process(name)) is not None]
+        self.unread = len(names) - len(found)
+        return found
 
     def _process(self, pid: str) -> Process | None:
         try:
@@ -74,13 +77,15 @@ class Census:
             if fields[0] == b"Z" and threads > 1:
                 where = self._living_thread(pid)
             pages = self._read(f"{where}/statm").split()
+            # The first thread's time alone, but not in ticks of 10 ms: most processes end before one.
+            fine = int(self._read(f"{pid}/schedstat").split()[0]) if pid != HOLDER else 0
         except OSError:
             return None
         resident = int(pages[1]) * _PAGE
         return Process(
             pid=pid,
             where=where,
-            cpu=(int(fields[11]) + int(fields[12])) * _TICK,
+            cpu=max((int(fields[11]) + int(fields[12])) * _TICK, fine),
             waited=(int(fields[13]) + int(fields[14])) * _TICK,
             threads=threads,
             faulted=int(fields[7]) * _PAGE,
@@ -116,7 +121,11 @@ class Census:
             facts = os.statvfs(f"{self._root}/{path}")
         except OSError:
             return 0
-        return (facts.f_blocks - facts.f_bfree) * facts.f_frsize if facts.f_blocks == self._blocks else 0
+        return (
+            (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+            if facts.f_blocks == self._blocks
+            else 0
+        )
 
     def memory_files(self, processes: Iterable[Process]) -> dict[int, int]:
         """Size by inode of the memory files that a descriptor is open on."""

@@ -7,7 +7,6 @@ user namespace as its owner, and then no non-dumpable process of it can be enter
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys as python
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 from .. import _link
 from .._kernel import namespaces, sys, userns
+from . import lifeline
 
 
 def main(control: int, watch: int, *inherited: int) -> NoReturn:
@@ -24,7 +24,8 @@ def main(control: int, watch: int, *inherited: int) -> NoReturn:
     try:
         sys.unshare(userns.CLONE_NEWUSER)
         _link.send(sock, {"op": "unshared"})
-        _await_maps(sock, watch)
+        if lifeline.receive(sock, watch) is None:
+            os._exit(1)
         # CLONE_PARENT: the builder becomes the user's process's own child, which can then reap it.
         flags = namespaces.CLONE_PARENT | namespaces.CLONE_NEWPID | namespaces.CLONE_NEWNS
         pid = sys.clone(flags | signal.SIGCHLD)
@@ -37,15 +38,6 @@ def main(control: int, watch: int, *inherited: int) -> NoReturn:
         _become_builder(control, watch, *inherited)
     _link.send(sock, {"op": "builder", "pid": pid})
     os._exit(0)
-
-
-def _await_maps(sock: socket.socket, watch: int) -> None:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    poll.register(watch, select.POLLIN)
-    ready = {fd for fd, _ in poll.poll()}
-    if watch in ready or _link.receive(sock)[0] is None:
-        os._exit(1)
 
 
 def _become_builder(*descriptors: int) -> NoReturn:

@@ -39,7 +39,7 @@ _CREATE_TRIES = 10
 class PoolCgroup:
     """A pool's directory in every hierarchy. Owns its descriptors until `close` or `destroy`."""
 
-    __slots__ = ("_backend", "_distinct", "_name", "fds", "version")
+    __slots__ = ("__weakref__", "_backend", "_distinct", "_name", "fds", "version")
 
     def __init__(self, version: int, fds: Mapping[str, int], name: str | None) -> None:
         self.version = version
@@ -135,9 +135,9 @@ class PoolCgroup:
     def close(self) -> None:
         """Give up the descriptors, and with the last copy of them the lock. Idempotent."""
         self.fds.clear()
-        for fd in self._distinct:
+        distinct, self._distinct = self._distinct, ()
+        for fd in distinct:
             os.close(fd)
-        self._distinct = ()
 
     def destroy(self) -> bool:
         """Remove the cells and the pool's own directories, and close. False if one is busy.

@@ -117,7 +117,7 @@ async def watched(
             ending.interrupted = True
             interrupt()
             deadline = time.monotonic() + (limits.grace_seconds or 0)
-        if guest.hung_up and await _really_hung_up(guest):
+        if guest.hung_up and await survives(guest):
             guest.fail("protocol: the runner closed its connection")
         pause = watch.pause() if deadline is None else deadline - time.monotonic()
         if deadline is not None and pause <= 0:
@@ -131,8 +131,8 @@ async def watched(
         await buried(guest)
 
 
-async def _really_hung_up(guest: Guest) -> bool:
-    """Whether the runner lives on without its connection: a dying one closes it just before its end."""
+async def survives(guest: Guest) -> bool:
+    """Whether a sandbox lives on that lost a connection: a dying one closes them just before its end."""
     with anyio.move_on_after(_HANGUP_SECONDS):
         while not guest.dead:
             guest.wake = anyio.Event()
@@ -156,7 +156,9 @@ async def conclude(
     """What came of a call: what the kernel says first, and what the sandbox tells last."""
     guest.drain()
     result = _death(guest) if guest.dead else told(guest)
-    if result.status is Status.DIED or guest.fault:
+    # A sandbox killed for a limit may be gone before its runner's end was told.
+    explained = ending.cause is not None or reading.oom
+    if guest.fault or (result.status is Status.DIED and not explained):
         return attrs.evolve(result, status=Status.DIED, reason=guest.fault or result.reason)
     return await _with_limits(guest, result, ending, reading, inspect)
 

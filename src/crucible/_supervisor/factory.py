@@ -14,7 +14,7 @@ import attrs
 
 from .. import _link
 from .._kernel import pidfd
-from ..errors import CrucibleError, HelperError, PoolStartError
+from ..errors import CrucibleError, HelperError, PoolClosedError, PoolStartError
 from ..events import EventKind
 from . import launch
 from .guest import Guest
@@ -536,6 +536,7 @@ class Factory:
     async def close(self) -> None:
         """End every process and give everything back: shielded and bounded."""
         self.closing = True
+        self._send_away()
         generation = self._generation
         if generation is not None:
             await self._end(generation)
@@ -543,14 +544,16 @@ class Factory:
             for guest in stock:
                 guest.close()
             stock.clear()
-        for waiting in self._waiting.values():
-            for reply in waiting:
-                reply.set(HelperError("the pool is closing"))
         self._words.close()
+
+    def _send_away(self) -> None:
+        for waiting in self._waiting.values():
+            while waiting:
+                waiting.popleft().set(PoolClosedError("this pool was closed meanwhile"))
 
     async def _end(self, generation: Generation) -> None:
         for guest in list(generation.guests.values()):
-            guest.kill()
+            guest.end("its pool was closed")
         builder = generation.builder
         # Holders are reaped by the builder, which also removes their cgroups.
         with anyio.move_on_after(_REAP_SECONDS):

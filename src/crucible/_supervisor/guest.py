@@ -204,6 +204,11 @@ class Guest:
             self.fault = reason
         self.kill()
 
+    def end(self, reason: str) -> None:
+        """End the sandbox for `reason`, unless it has ended for another one."""
+        if not self.dead:
+            self.fail(reason)
+
     def kill(self) -> None:
         """Kill every process of the sandbox, now: pid 1 of its namespace takes them along."""
         if self.before_kill is not None and not self.dead:

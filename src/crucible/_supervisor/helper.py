@@ -29,6 +29,8 @@ class LastWords:
         reactor.register(self._fd, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
+        if self._fd < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._fd, 65536)
             if not data:
@@ -42,9 +44,9 @@ class LastWords:
 
     def close(self) -> None:
         self._reactor.unregister(self._fd)
-        os.close(self._fd)
-        if self.write_end >= 0:
-            os.close(self.write_end)
+        for fd in (self._fd, self.write_end):
+            os.close(fd)
+        self._fd = self.write_end = -1
 
 
 class Helper:

@@ -64,35 +64,59 @@ async def _start(
 ) -> int:
     stage = _popen_stage(plan, theirs, words)
     theirs.close()
-    builder = -1
+    builder: list[int] = []
     try:
-        await _answer(ours, words, "unshared")
-        try:
-            plan.identity.write_maps(stage.pid)
-        except OSError as error:
-            raise PoolStartError(
-                f"could not map ids for the pool's user namespace: {error}"
-            ) from error
-        _link.send(ours, {"op": "mapped"})
-        started = await _answer(ours, words, "builder")
-        builder = pidfd.open_pid(started["pid"])
-        config = {
-            "identity": attrs.asdict(plan.identity),
-            "cgroup": plan.cgroup_config(),
-            "prefixes": list(plan.prefixes),
-            "package": _PACKAGE,
-            "python": plan.python,
-        }
-        _link.send(ours, config)
-        await _answer(ours, words, "ready")
-        return builder
-    except BaseException:
-        if builder >= 0:
-            pidfd.kill(builder)
-            await bury(builder)
-        raise
-    finally:
+        await _handshake(plan, words, ours, stage.pid, builder)
         await _collect(stage)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await _give_up(stage, ours, builder)
+        raise
+    return builder[0]
+
+
+async def _handshake(
+    plan: BuilderPlan, words: LastWords, ours: socket.socket, stage: int, builder: list[int]
+) -> None:
+    """Bring a builder up; its pidfd is added to `builder` as soon as there is one."""
+    await _answer(ours, words, "unshared")
+    try:
+        plan.identity.write_maps(stage)
+    except OSError as error:
+        raise PoolStartError(f"could not map ids for the pool's user namespace: {error}") from error
+    _link.send(ours, {"op": "mapped"})
+    started = await _answer(ours, words, "builder")
+    builder.append(pidfd.open_pid(started["pid"]))
+    config = {
+        "identity": attrs.asdict(plan.identity),
+        "cgroup": plan.cgroup_config(),
+        "prefixes": list(plan.prefixes),
+        "package": _PACKAGE,
+        "python": plan.python,
+    }
+    _link.send(ours, config)
+    await _answer(ours, words, "ready")
+
+
+async def _give_up(stage: subprocess.Popen[bytes], ours: socket.socket, builder: list[int]) -> None:
+    if not builder:
+        await _hear_out(stage, ours, builder)
+    await _collect(stage)
+    for fd in builder:
+        pidfd.kill(fd)
+        await bury(fd)
+
+
+async def _hear_out(
+    stage: subprocess.Popen[bytes], ours: socket.socket, builder: list[int]
+) -> None:
+    """Let the stage end by itself: only it knows whether there is a builder, our child, to reap."""
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_WR)
+        await _wait_ended(stage)
+        while (message := _link.receive(ours)[0]) is not None:
+            if message["op"] == "builder":
+                builder.append(pidfd.open_pid(message["pid"]))
 
 
 def _popen_stage(
@@ -165,8 +189,14 @@ async def bury(fd: int) -> None:
 async def _collect(stage: subprocess.Popen[bytes]) -> None:
     """End the first stage, if it has not ended, and collect it."""
     stage.kill()
+    await _wait_ended(stage)
+    stage.poll()
+
+
+async def _wait_ended(stage: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(stage.pid)
-        await wait_dead(fd, _REAP_SECONDS)
-        os.close(fd)
-    stage.poll()
+        try:
+            await wait_dead(fd, _REAP_SECONDS)
+        finally:
+            os.close(fd)

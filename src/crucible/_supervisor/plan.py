@@ -10,11 +10,12 @@ from ..errors import CrucibleError
 from ..policy import Limits, Policy
 
 _RUNNER_PROCESSES = 2  # the runner, and the keeper of a command
+_MOST_PROCESSES = 2**22  # PID_MAX_LIMIT: a cgroup refuses more
 
 
 def processes_with_ours(count: int) -> int:
     """The kernel's limit that leaves `count` processes to the user."""
-    return count + _RUNNER_PROCESSES
+    return min(count + _RUNNER_PROCESSES, _MOST_PROCESSES)
 
 
 @attrs.frozen(kw_only=True)
