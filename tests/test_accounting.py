@@ -10,7 +10,7 @@ import pytest
 
 from crucible._guest.accounting import Accountant
 
-LIMITS = {"memory": 2**40, "processes": 10**6, "cpu": 1000}
+LIMITS = {"memory": 2**40, "processes": 10**6, "cpu": 1000, "runner_cpu": 0}
 DISK = 2**20
 
 

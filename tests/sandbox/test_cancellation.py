@@ -228,7 +228,7 @@ async def cancelled_after(seconds: float, operation: Callable[[], Awaitable[obje
         # Many short waits instead of a timer: a timer's resolution is a millisecond or so.
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
@@ -306,7 +306,9 @@ async def test_a_reply_in_the_tick_of_the_cancel() -> None:
                 box = await pool.sandbox()
             got: list[object] = []
 
-            async def call(number: int = number, got: list[object] = got) -> None:
+            async def call(
+                box: crucible.Sandbox = box, number: int = number, got: list[object] = got
+            ) -> None:
                 got.append((await box.run(f"{number}")).value)
 
             await cancelled_after(usual * timing.uniform(0.5, 1.5), call)

@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 import crucible
 from crucible import Limits, Status
+from tests import leaks
 
 from .common import assert_in_time, on_one_loop, value
 
@@ -326,6 +328,36 @@ for _ in range(500):
     result = await box.run(source, limits=Limits(processes=16))
     assert result.ok, result
     assert await alive(box) == []
+
+
+@on_one_loop
+async def test_fifty_floods_leave_nothing() -> None:
+    """Not while the pool lives on either."""
+    flood = (
+        "import os, signal; signal.signal(2, signal.SIG_IGN)\nwhile True: os.write(1, bytes(4096))"
+    )
+    limits = Limits(output=1000, grace_seconds=0.005)
+    async with crucible.pool(spares=0) as pool:
+        async with pool.sandbox() as box:
+            await box.run("1")
+        before = leaks.Footprint.take()
+        for number in range(50):
+            async with pool.sandbox() as box:
+                if number % 2:
+                    result = await box.exec("yes & yes", limits=limits)
+                else:
+                    result = await box.run(flood, limits=limits)
+                    assert result.killed
+                assert result.status is Status.OUTPUT_LIMIT, result
+        await leaks.check_async(before)
+        assert pool.statistics().sandboxes == 0
+
+
+async def test_no_command_is_without_limits(box: crucible.Sandbox) -> None:
+    assert None not in attrs.astuple(box.limits)
+    limits = Limits(wall_seconds=0.3)
+    async with crucible.pool(spares=0, limits=limits) as pool, pool.sandbox() as hurried:
+        assert_in_time(await hurried.exec("cat /dev/urandom > /dev/null"), 0.3)
 
 
 @on_one_loop

@@ -28,13 +28,19 @@ def test_nothing_outlives_a_killed_host(tmp_path: Path) -> None:
 
 
 def forked_sleeper() -> int:
+    """The pid of a child of this process that sleeps, and has begun to."""
+    begun, begins = os.pipe()
     with warnings.catch_warnings():
         # Other threads of the test process hold nothing that this child needs.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
+        os.write(begins, b".")
         signal.pause()
         os._exit(0)
+    os.close(begins)
+    assert os.read(begun, 1)
+    os.close(begun)
     return pid
 
 
@@ -67,9 +73,8 @@ def test_a_host_s_message_is_heard() -> None:
 
 @on_one_loop
 @pytest.mark.anyio
+@pytest.mark.skipif(cgroups.detect() is None, reason="no cgroups can be made here")
 async def test_a_forked_child_keeps_no_lock_on_a_pool_s_cgroup() -> None:
-    if cgroups.detect() is None:
-        pytest.skip("no cgroups can be made here")
     async with crucible.pool(spares=0) as pool:
         assert pool._cgroup is not None
         inodes = {os.fstat(fd).st_ino for fd in pool._cgroup.fds.values()}

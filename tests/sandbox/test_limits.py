@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024
 BUSY_SECONDS = 0.25
 IDLE_SECONDS = 0.2
-CPU = Limits(cpu_seconds=BUSY_SECONDS, wall_seconds=5)
+CPU = Limits(cpu_seconds=BUSY_SECONDS, wall_seconds=10)
 WALL = Limits(wall_seconds=IDLE_SECONDS)
 BURN = """
 import time
@@ -44,12 +44,11 @@ async def assert_serves(pool: crucible.Pool) -> None:
 
 
 def assert_busy(result: crucible.Result, limit: float = BUSY_SECONDS) -> None:
-    """It used up its processor time, and ended soon after."""
+    """It used up its processor time, and ended soon after: on that clock, since the machine is shared."""
     assert result.status is Status.TIME_LIMIT, result
     assert "processor time" in result.reason
     assert result.usage.cpu is not None
-    assert limit * 0.8 <= result.usage.cpu < 2 * (limit + SLACK_SECONDS), result
-    assert result.usage.wall < 2 * limit + SLACK_SECONDS, result
+    assert limit * 0.8 <= result.usage.cpu < limit + SLACK_SECONDS, result
 
 
 def assert_soon(result: crucible.Result, status: Status, seconds: float = 2.0) -> None:

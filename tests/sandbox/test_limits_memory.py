@@ -210,6 +210,7 @@ if pid == 0:
     async with shared_pool.sandbox(limits=NARROW) as box:
         assert (await box.run(later)).ok
         await anyio.sleep(1)
+        await box.run("1")
         assert await value(box, "os.waitpid(pid, os.WNOHANG) == (pid, 9)")
 
 

@@ -47,12 +47,15 @@ class Accountant:
     def watch(
         self, number: int, holder: int, runner: int, disk: int, limits: dict[str, Any]
     ) -> None:
-        """A call begins. `limits`: memory in bytes, processes, cpu in seconds.
+        """A call begins. `limits`: memory in bytes, processes, cpu in seconds, and runner_cpu.
+
+        runner_cpu: nanoseconds that the runner had used when it began; 0 if that is not known.
 
         Raises OSError for a cell that is dying.
         """
         account = self._accounts.get(number) or Account(holder, runner, disk)
-        account.begin(limits["memory"], limits["processes"], int(limits["cpu"] * 1e9))
+        cpu = int(limits["cpu"] * 1e9)
+        account.begin(limits["memory"], limits["processes"], cpu, limits["runner_cpu"])
         self._accounts[number] = self._watched[number] = account
 
     def unwatch(self, number: int) -> Report:
@@ -79,10 +82,11 @@ class Accountant:
         started = now = time.monotonic()
         reports: list[Report] = []
         for number, account in self._due(now):
-            before = now
+            before = time.process_time()
             reports += ({"op": "over", "id": number, "what": what} for what in _look(account))
             now = time.monotonic()
-            self._cost += (now - before - self._cost) / 16
+            # Not what passes while somebody else has the processor.
+            self._cost += (time.process_time() - before - self._cost) / 16
             account.due = now + max(account.pause(), len(self._watched) * self._cost * _SHARE)
             if now - started > _TICK_SECONDS:
                 break
@@ -120,6 +124,7 @@ class Account:
         self._memory: Memory
         self._calling = False
         self._rest = 0.0  # between looks at a runner that does nothing, in seconds
+        self._fresh = True  # no look since the call began
         self._seen: dict[str, Process] = {}
         self._cpu_before = self._count = self._most = 0
         self._told: set[str] = set()
@@ -128,17 +133,16 @@ class Account:
             # Should the machine run out of memory all the same, then at a sandbox's expense.
             file.write("1000")
 
-    def begin(self, memory: int, processes: int, cpu: int) -> None:
-        """`memory` in bytes, `cpu` in nanoseconds."""
+    def begin(self, memory: int, processes: int, cpu: int, runner_cpu: int) -> None:
+        """`memory` in bytes, `cpu` in nanoseconds, `runner_cpu` what the runner had used before."""
         self._limits = (processes, cpu)
         self._told.clear()
-        if self._count == 1:
-            self._time.count_runner()
-        else:
+        self._time.count_runner()
+        if self._count != 1:
             self._take_stock()
         self._memory.begin(memory)
-        self._cpu_before = self._time.total
-        self._rest = 0.0
+        self._cpu_before = self._time.total - self._time.of_runner_since(runner_cpu)
+        self._rest, self._fresh = 0.0, True
         self._most = self._count
         self._calling = True
         self.due = time.monotonic() + _SHORTEST
@@ -182,16 +186,16 @@ class Account:
 
     def look(self, last: bool = False) -> list[str]:
         """Count everything; which limits are broken and were not before."""
-        if self._count == 1 and not last and not self._time.count_runner():
-            self._rest = min(2 * self._rest + _SHORTEST, _LONGEST_REST)
-            return []
-        self._rest = 0.0
-        census = self._open()
-        processes = census.processes()
-        self._count_processes(processes)
         over: list[str] = []
-        if self._memory.look(census, processes, last):
-            over.append("memory")
+        if self._is_idle() and not last:
+            self._rest = min(2 * self._rest + _SHORTEST, _LONGEST_REST)
+        else:
+            self._rest, self._fresh = 0.0, False
+            census = self._open()
+            processes = census.processes()
+            self._count_processes(processes)
+            if self._memory.look(census, processes, last):
+                over.append("memory")
         if self._calling and self._time.total - self._cpu_before >= self._limits[1]:
             over.append("cpu")
         if self._calling and self._count > self._limits[0]:
@@ -199,6 +203,12 @@ class Account:
         news = [what for what in over if what not in self._told]
         self._told.update(news)
         return news
+
+    def _is_idle(self) -> bool:
+        """A lone runner that did nothing since it was last looked at has started nothing either."""
+        # Before the look itself: what it does meanwhile makes the next look a whole one again.
+        moved = self._time.count_runner()
+        return self._count == 1 and not moved and not self._fresh
 
     def _count_processes(self, processes: list[Process]) -> None:
         self._time.count(self._seen, processes)
@@ -234,7 +244,6 @@ class ProcessorTime:
     def count(self, before: dict[str, Process], processes: list[Process]) -> None:
         if not self.runner:
             self.runner = next((p.pid for p in processes if p.pid != HOLDER), "")
-        self.count_runner()
         gained = waited = 0
         for process in processes:
             known = before.get(process.pid)
@@ -249,6 +258,9 @@ class ProcessorTime:
         self._owed = min(self._owed + ended - again, ended)
         self.leaks = self._owed > _LEAK
         self.total += gained + max(waited, 0) - again
+
+    def of_runner_since(self, before: int) -> int:
+        return self._of_runner - before if before else 0
 
     def count_runner(self) -> bool:
         """Count the runner alone: whether it did anything since it was last counted."""
@@ -295,10 +307,11 @@ class Memory:
         if self._bound > self._limit:
             if self._is_dying(processes, now) or (now < self._weigh_again and not last):
                 return False
+            started = time.process_time()
             victim = self._weigh(
                 census, [process for process in processes if process.pid != HOLDER]
             )
-            self._weigh_again = now + _SHARE * (time.monotonic() - now)
+            self._weigh_again = now + _SHARE * (time.process_time() - started)
         self.peak = max(self.peak, self._guess(processes))
         if victim is not None:
             census.kill(victim)
@@ -328,10 +341,10 @@ class Memory:
         self._known = {process.pid: process for process in processes}
 
     def _memory_files(self, census: Census, processes: list[Process]) -> dict[int, int]:
-        started = time.monotonic()
+        started = time.process_time()
         found = census.memory_files(processes)
-        ended = time.monotonic()
-        self._look_for_held = ended + max(_LONGEST, _SHARE * (ended - started))
+        took = time.process_time() - started
+        self._look_for_held = time.monotonic() + max(_LONGEST, _SHARE * took)
         return found
 
     def _is_dying(self, processes: list[Process], now: float) -> bool:
@@ -347,14 +360,14 @@ class Memory:
         self._bound = sum(map(sum, weights.values())) + in_files
         if self._bound <= self._limit:
             return None
+        # Without what it inherited, the largest process is surely in memory, and so are all tables.
         largest = max(weights, key=lambda process: sum(weights[process]), default=None)
-        own = max((weight.anonymous for weight in weights.values()), default=0) - self._inherited
-        if own + in_files <= self._limit:
-            shares = {process: census.proportional(process, self._held) for process in processes}
+        sure = max((weight.anonymous for weight in weights.values()), default=0) - self._inherited
+        self._bound = sure + tables + in_files
+        if self._bound <= self._limit:
+            # Before their shares are read: one that execs meanwhile is only counted too low.
+            alone = census.distinct(processes)
+            shares = {process: census.proportional(process, self._held) for process in alone}
             self._bound = sum(shares.values()) + tables + in_files
-            if self._bound > self._limit and len(shares) > 1:
-                self._bound -= census.counted_twice(shares)
             largest = max(shares, key=lambda process: shares[process], default=None)
-        else:
-            self._bound = own + in_files
         return largest if self._bound > self._limit else None

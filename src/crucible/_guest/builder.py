@@ -27,6 +27,8 @@ def main(control: int, watch: int, *cgroup_fds: int) -> NoReturn:
     sock = socket.socket(fileno=control)
     for fd in (control, watch, *cgroup_fds):
         os.set_inheritable(fd, False)
+    # What is made for sandboxes must be theirs to read, whatever the user's umask is.
+    os.umask(0o022)
     try:
         Builder(sock, watch, cgroup_fds).run()
     except (BrokenPipeError, ConnectionResetError):

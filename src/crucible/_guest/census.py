@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from typing import IO, NamedTuple
 
 from .._kernel import pidfd, sys
@@ -38,7 +38,6 @@ class Process(NamedTuple):
     faulted: int
     resident: int
     anonymous: int
-    size: int
 
 
 class Weight(NamedTuple):
@@ -91,7 +90,6 @@ class Census:
             faulted=int(fields[7]) * _PAGE,
             resident=resident,
             anonymous=resident - int(pages[2]) * _PAGE,
-            size=int(fields[20]),
         )
 
     def _living_thread(self, pid: str) -> str:
@@ -181,29 +179,25 @@ class Census:
                     counted = device == MEMORY_DEVICE and int(area[3]) not in known
         return total
 
-    def counted_twice(self, weights: Mapping[Process, int]) -> int:
-        """The weight of memory that two processes are, as a vfork child and its parent until it execs."""
-        alike: dict[tuple[int, int], list[Process]] = {}
-        for process in weights:
-            alike.setdefault((process.size, process.resident), []).append(process)
-        return sum(
-            weights[second]
-            for first, *others in alike.values()
-            for second in others
-            if process_memory_is_one(*self._numbers((first, second)))
-        )
+    def distinct(self, processes: Iterable[Process]) -> list[Process]:
+        """One process for each memory: a vfork child has its parent's until it execs."""
+        numbers = self._numbers()
+        kept: list[Process] = []
+        for process in processes:
+            number = numbers.get(process.pid, 0)
+            if not any(_one_memory(number, numbers.get(other.pid, 0)) for other in kept):
+                kept.append(process)
+        return kept
 
-    def _numbers(self, processes: Iterable[Process]) -> list[int]:
-        """The same processes as the builder numbers them."""
+    def _numbers(self) -> dict[str, int]:
+        """The cell's processes as the builder numbers them."""
         namespace = os.readlink(f"/proc/{self._holder}/ns/pid")
-        wanted = {process.pid: 0 for process in processes}
+        numbers: dict[str, int] = {}
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError):
                 if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                    inside = _inner_number(name)
-                    if inside in wanted:
-                        wanted[inside] = int(name)
-        return list(wanted.values())
+                    numbers[_inner_number(name)] = int(name)
+        return numbers
 
     def kill(self, process: Process) -> None:
         # An open folder of /proc serves as a pidfd, and these numbers are the cell's, not ours.
@@ -215,7 +209,7 @@ class Census:
                 os.close(fd)
 
 
-def process_memory_is_one(first: int, second: int) -> bool:
+def _one_memory(first: int, second: int) -> bool:
     try:
         return bool(first and second) and sys.same_memory(first, second)
     except OSError:

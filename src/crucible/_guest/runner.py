@@ -84,7 +84,7 @@ class Runner:
                     os.close(fd)
         if os.getpid() != self._pid:
             # User code forked, and this is the child at the end of its call: the parent replies.
-            os._exit(reply.get("code", int(reply["status"] != "ok")))
+            os._exit(int(reply.get("code", reply["status"] != "ok")))
         self._send(_wire.pack(_wire.REPLY, call, json.dumps(reply).encode(), value))
 
     def _run(self, request: Head, body: bytes, fds: list[int]) -> Outcome:

@@ -19,6 +19,7 @@ from . import lifeline
 
 def main(control: int, watch: int, *inherited: int) -> NoReturn:
     sock = socket.socket(fileno=control)
+    _take_every_signal()
     # A terminal's Ctrl-C is for the user's program alone.
     os.setsid()
     try:
@@ -38,6 +39,15 @@ def main(control: int, watch: int, *inherited: int) -> NoReturn:
         _become_builder(control, watch, *inherited)
     _link.send(sock, {"op": "builder", "pid": pid})
     os._exit(0)
+
+
+def _take_every_signal() -> None:
+    """What the user's process ignores or blocks would be inherited by all, down to the sandboxes."""
+    pythons_own = {signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - pythons_own:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _become_builder(*descriptors: int) -> NoReturn:

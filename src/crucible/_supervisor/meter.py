@@ -122,7 +122,7 @@ class AccountedMeter:
         self._memory, self._cpu, self._began = memory, self._glance.cpu_ns(), time.monotonic()
         # As nanoseconds more would not be a number any more.
         limits = {"memory": memory, "processes": processes, "cpu": min(cpu_seconds, _AGES)}
-        self._factory.watch(self._guest, limits)
+        self._factory.watch(self._guest, {**limits, "runner_cpu": self._cpu})
 
     def cpu_seconds(self) -> float | None:
         # The builder says by itself when the limit is reached.
