@@ -332,7 +332,7 @@ class Factory:
             lambda m, f: self._on_builder(generation, m, f),
             lambda: self._on_builder_end(generation),
         )
-        builder.pidfd = fd
+        builder.watch(fd)
         generation = Generation(builder)
         return generation
 
@@ -360,8 +360,14 @@ class Factory:
                 "python": plan.interpreter.executable,
                 "env": dict(plan.env),
             }
-            _, fds = await self._ask(generation, generation.builder, request, (theirs.fileno(),))
-            helper.pidfd = fds[0]
+            message, fds = await self._ask(
+                generation, generation.builder, request, (theirs.fileno(),)
+            )
+            # While we hold a copy, the zygote's end is not the connection's.
+            theirs.close()
+            if "error" in message:
+                raise HelperError(f"could not start a zygote: {message['error']}")
+            helper.watch(fds[0])
             self._configure(helper, plan)
             with anyio.fail_after(_PRELOAD_SECONDS):
                 answer = await ready.wait()

@@ -105,22 +105,40 @@ class Helper:
             if self._backlog and events & 4:
                 self._flush()
             for _ in range(64):
-                message, fds = _link.receive(self._sock)
-                if message is None:
-                    self._end()
-                    return
-                self._on_message(message, fds)
-                if not self.alive:
-                    return
+                if self.alive:
+                    self._receive()
         except BlockingIOError:
             return
         except OSError:
             self._end()
 
+    def _receive(self) -> None:
+        message, fds = _link.receive(self._sock)
+        if message is None:
+            self._end()
+        else:
+            self._on_message(message, fds)
+
+    def watch(self, fd: int) -> None:
+        """Take the helper's pidfd, and notice its end by it.
+
+        The end of its socket does not come while a forked child of the user's process has a copy.
+        """
+        self.pidfd = fd
+        self._reactor.register(fd, self._on_exit)
+
+    def _on_exit(self, events: int) -> None:
+        # What it said before its end counts.
+        with contextlib.suppress(OSError):
+            while self.alive:
+                self._receive()
+        self._end()
+
     def _end(self) -> None:
         if self.alive:
             self.alive = False
             self._reactor.unregister(self._sock.fileno())
+            self._reactor.unregister(self.pidfd)
             self._on_end()
 
     def kill(self) -> None:
@@ -129,6 +147,7 @@ class Helper:
 
     def give_up_pidfd(self) -> int:
         """The pidfd, now the caller's."""
+        self._reactor.unregister(self.pidfd)
         fd, self.pidfd = self.pidfd, -1
         return fd
 
@@ -143,8 +162,7 @@ class Helper:
                 os.close(fd)
         self._backlog.clear()
         if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+            os.close(self.give_up_pidfd())
 
 
 async def wait_dead(fd: int, seconds: float) -> bool:
