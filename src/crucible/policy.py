@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Literal
 
 import attrs
@@ -119,9 +120,11 @@ DEFAULT_LIMITS = Limits(
 )
 
 PathLike = str | os.PathLike[str]
+# A mapping is invariant in its keys: either kind, not both in one.
+HostPaths = Mapping[str, PathLike] | Mapping[Path, PathLike]
 
 
-def _path_map(value: Mapping[PathLike, PathLike]) -> dict[str, str]:
+def _path_map(value: HostPaths) -> dict[str, str]:
     """Host path -> absolute path in the sandbox, both as plain strings."""
     return {os.path.abspath(os.fspath(host)): os.fspath(inside) for host, inside in value.items()}
 

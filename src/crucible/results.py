@@ -15,7 +15,7 @@ class Status(enum.StrEnum):
 
     OK = "ok"
     ERROR = "error"  # an exception that nobody caught
-    EXITED = "exited"  # the interpreter or command ended by itself, with a status other than 0
+    EXITED = "exited"  # the code left by itself; a command with a status other than 0
     SIGNALED = "signaled"  # a signal ended it, sent by nobody of crucible's
     TIME_LIMIT = "time_limit"
     MEMORY_LIMIT = "memory_limit"

@@ -20,6 +20,7 @@ Report = dict[str, Any]
 
 # Seconds between two looks at a cell: in a call, where nothing moves, and after a call.
 _SHORTEST, _LONGEST, _LONGEST_REST, _BACKGROUND = 0.003, 0.01, 0.04, 0.025
+_GRID = 0.02
 _BYTES_A_SECOND = 4e9  # no code fills memory faster
 _SHARE = 8  # of the builder's time, at most one part in so many
 _TICK_SECONDS = 0.003
@@ -87,7 +88,11 @@ class Accountant:
             now = time.monotonic()
             # Not what passes while somebody else has the processor.
             self._cost += (time.process_time() - before - self._cost) / 16
-            account.due = now + max(account.pause(), len(self._watched) * self._cost * _SHARE)
+            pause = max(account.pause(), len(self._watched) * self._cost * _SHARE)
+            # Idle cells are looked at together: one waking for all of them.
+            account.due = (
+                now + pause if pause <= _LONGEST else (now + pause) // _GRID * _GRID + _GRID
+            )
             if now - started > _TICK_SECONDS:
                 break
         return reports

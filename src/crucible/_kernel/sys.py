@@ -43,6 +43,8 @@ SUPPORTED = MACHINE in _NUMBERS
 NR: dict[str, int] = {**_NUMBERS.get(MACHINE, {}), **_COMMON}
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Keeps the interpreter's lock: one given to a child that is killed would never come back.
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 _long, _ulong, _int, _uint = ctypes.c_long, ctypes.c_ulong, ctypes.c_int, ctypes.c_uint
 _str, _ptr = ctypes.c_char_p, ctypes.c_void_p
@@ -187,12 +189,13 @@ def set_ids(number: int) -> None:
     syscall("setresuid", number, number, number)
 
 
-ChildFunction = ctypes.CFUNCTYPE(_int, _ptr)
+ChildFunction = ctypes.PYFUNCTYPE(_int, _ptr)
 
 
 def clone_sharing_memory(entry: Callable[[object], int], stack: int, flags: int) -> int:
     """glibc's `clone`: `entry` runs on `stack` in a child that shares all memory with the caller."""
-    return check(_libc.clone(entry, _ptr(stack), _int(flags), None), f"clone({flags:#x})")
+    pid = _libc_with_gil.clone(entry, _ptr(stack), _int(flags), None)
+    return check(pid, f"clone({flags:#x})")
 
 
 def ignore_signal(number: int) -> None:

@@ -44,6 +44,8 @@ def call(function: Callable[[], T], flags: int = 0) -> T:
     os.waitpid(pid, 0)
     if raised:
         raise raised[0]
+    if not returned:
+        raise RuntimeError("a child ended half-way, and nobody knows how it left our memory")
     return returned[0]
 
 
