@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crucible._guest.accounting import ProcessorTime
 from crucible._guest.census import HOLDER, Census, Process
+from crucible._guest.tally import ProcessorTime
 
 MIB = 1024 * 1024
 WITHOUT_ITS_FIRST_THREAD = """

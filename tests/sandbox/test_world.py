@@ -17,7 +17,6 @@ import pytest
 
 import crucible
 from crucible import Policy, Status
-from crucible.policy import PathLike
 
 from .common import on_one_loop, value
 
@@ -641,7 +640,7 @@ async def test_read_only_binds(shared_pool: crucible.Pool, tmp_path: Path) -> No
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "file").write_text("bound")
     (tmp_path / "single").write_text("one file")
-    binds: dict[PathLike, PathLike] = {
+    binds: dict[Path, str] = {
         tmp_path / "data": "/workspace/data",
         tmp_path / "single": "/srv/single.txt",
     }
