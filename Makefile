@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 CODE = $(wildcard src tests bench examples)
-BENCHES ?= spawn grade
+BENCHES ?= spawn grade soak kill
 
 .DELETE_ON_ERROR:
 .PHONY: demo test lint format docs bench clean

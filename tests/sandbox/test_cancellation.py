@@ -16,6 +16,7 @@ import pytest
 import crucible
 from crucible import Task
 from tests import leaks
+from tests.conftest import LOOPS
 
 from .cancelling import Cancellation, each_await
 from .common import on_one_loop
@@ -25,15 +26,29 @@ pytestmark = pytest.mark.anyio
 SLOTS = 3
 
 # How: by a scope, by the task itself, and by it again while the cleanup runs.
-WAYS: list[Any] = [
-    pytest.param({}, id="scope"),
-    pytest.param({"native": True}, id="task"),
-    pytest.param({"native": True, "more": 1}, id="task twice"),
-    pytest.param({"native": True, "more": 20}, id="task again and again"),
-]
+WAYS: dict[str, dict[str, Any]] = {
+    "scope": {},
+    "task": {"native": True},
+    "task twice": {"native": True, "more": 1},
+    "task again and again": {"native": True, "more": 20},
+}
+LOOPS_BY_NAME = {str(loop.id): loop.values[0] for loop in LOOPS}
 
-cancelled = pytest.mark.parametrize("way", WAYS)
-cancelled_in_use = pytest.mark.parametrize("way", WAYS[:3])
+
+def by(**ways: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Ways for each loop: tasks of trio have no `cancel`."""
+    cases = [
+        pytest.param(LOOPS_BY_NAME[loop], WAYS[way], id=f"{loop}-{way}")
+        for loop, names in ways.items()
+        for way in names
+    ]
+    return pytest.mark.parametrize(("anyio_backend", "way"), cases, indirect=["anyio_backend"])
+
+
+cancelled = by(asyncio=tuple(WAYS), uvloop=("scope", "task again and again"), trio=("scope",))
+cancelled_in_use = by(
+    asyncio=("scope", "task", "task twice"), uvloop=("task twice",), trio=("scope",)
+)
 
 Use = Callable[[crucible.Sandbox], Awaitable[object]]
 
@@ -60,11 +75,6 @@ USES: dict[str, Use] = {
     "write and read": lambda box: box.files.write("/workspace/f", b"z" * 3_000_000),
     "upload": folder_up_and_down,
 }
-
-
-def skip_native_on_trio(way: dict[str, Any], backend: str) -> None:
-    if way.get("native") and backend == "trio":
-        pytest.skip("trio's tasks have no cancel()")
 
 
 @asynccontextmanager
@@ -102,8 +112,7 @@ async def assert_full_capacity(pool: crucible.Pool) -> None:
 
 
 @cancelled
-async def test_acquire_and_close(way: dict[str, Any], anyio_backend_name: str) -> None:
-    skip_native_on_trio(way, anyio_backend_name)
+async def test_acquire_and_close(way: dict[str, Any]) -> None:
     async with idle_pool() as (pool, before):
 
         async def acquire_and_close() -> None:
@@ -117,9 +126,8 @@ async def test_acquire_and_close(way: dict[str, Any], anyio_backend_name: str) -
 
 
 @cancelled
-async def test_acquire_alone(way: dict[str, Any], anyio_backend_name: str) -> None:
+async def test_acquire_alone(way: dict[str, Any]) -> None:
     """Either there is a sandbox and the caller has it, or there is none."""
-    skip_native_on_trio(way, anyio_backend_name)
     async with idle_pool() as (pool, before):
         for round_ in each_await(**way):
             got: list[crucible.Sandbox] = []
@@ -136,9 +144,8 @@ async def test_acquire_alone(way: dict[str, Any], anyio_backend_name: str) -> No
 
 @cancelled_in_use
 @pytest.mark.parametrize("use", USES)
-async def test_use_of_a_sandbox(use: str, way: dict[str, Any], anyio_backend_name: str) -> None:
+async def test_use_of_a_sandbox(use: str, way: dict[str, Any]) -> None:
     """A sandbox whose call was cancelled is spent, or the call had not begun or was over."""
-    skip_native_on_trio(way, anyio_backend_name)
     async with idle_pool() as (pool, before):
         for round_ in each_await(**way):
             box = await pool.sandbox()
@@ -154,8 +161,7 @@ async def test_use_of_a_sandbox(use: str, way: dict[str, Any], anyio_backend_nam
 
 
 @cancelled
-async def test_close_of_a_sandbox(way: dict[str, Any], anyio_backend_name: str) -> None:
-    skip_native_on_trio(way, anyio_backend_name)
+async def test_close_of_a_sandbox(way: dict[str, Any]) -> None:
     async with idle_pool() as (pool, before):
         for round_ in each_await(**way):
             box = await pool.sandbox()
@@ -167,8 +173,7 @@ async def test_close_of_a_sandbox(way: dict[str, Any], anyio_backend_name: str) 
 
 
 @cancelled
-async def test_pair(way: dict[str, Any], anyio_backend_name: str) -> None:
-    skip_native_on_trio(way, anyio_backend_name)
+async def test_pair(way: dict[str, Any]) -> None:
     async with idle_pool() as (pool, before):
 
         async def pair() -> None:
@@ -183,9 +188,8 @@ async def test_pair(way: dict[str, Any], anyio_backend_name: str) -> None:
 
 
 @cancelled
-async def test_grade(way: dict[str, Any], anyio_backend_name: str) -> None:
+async def test_grade(way: dict[str, Any]) -> None:
     """A cancelled grading gives no verdict: never a wrong answer."""
-    skip_native_on_trio(way, anyio_backend_name)
     task = Task(task_id="t", tests=("assert add(1, 2) == 3", "assert add(0, 0) == 0"))
     async with idle_pool() as (pool, before):
         for round_ in each_await(**way):
@@ -198,8 +202,7 @@ async def test_grade(way: dict[str, Any], anyio_backend_name: str) -> None:
 
 
 @cancelled
-async def test_the_whole_life_of_a_pool(way: dict[str, Any], anyio_backend_name: str) -> None:
-    skip_native_on_trio(way, anyio_backend_name)
+async def test_the_whole_life_of_a_pool(way: dict[str, Any]) -> None:
     before = leaks.Footprint.take()
 
     async def life() -> None:

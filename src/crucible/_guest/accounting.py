@@ -228,4 +228,6 @@ class Account:
             return _SHORTEST
         cpu_left = self._limits[1] - (self._time.total - self._cpu_before)
         soonest = min(self._memory.left / _BYTES_A_SECOND, cpu_left / 1e9 / _PROCESSORS)
-        return max(min(max(soonest, _SHORTEST), _LONGEST), self._rest)
+        # Threads that met the limit of processes are there for a few milliseconds, if they end it.
+        longest = _LONGEST if self._count == 1 else _LONGEST / 2
+        return max(min(max(soonest, _SHORTEST), longest), self._rest)

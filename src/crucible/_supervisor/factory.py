@@ -319,12 +319,23 @@ class Factory:
 
     async def _helpers(self) -> Generation:
         async with self._starting:
+            self._check_open()
             if self._generation is None:
                 self._generation = await self._new_generation()
             return self._generation
 
+    def _check_open(self) -> None:
+        if self.closing:
+            raise PoolClosedError("this pool was closed meanwhile")
+
     async def _new_generation(self) -> Generation:
         sock, fd = await launch.start_builder(self._plan, self._words)
+        if self.closing:
+            # Whoever closes did not know of this one.
+            sock.close()
+            pidfd.kill(fd)
+            await launch.bury(fd)
+        self._check_open()
         generation: Generation
         builder = Helper(
             self._reactor,
@@ -504,11 +515,14 @@ class Factory:
         while True:
             await self._refill.wait()
             self._refill = anyio.Event()
-            while (plan := self._lacking()) is not None and self._failures < _STORM:
+            while (plan := self._lacking()) is not None and self._may_build():
                 await self._yield_to_calls()
                 if plan == self._lacking():
                     self._building[plan] = self._building.get(plan, 0) + 1
                     await self._build(plan)
+
+    def _may_build(self) -> bool:
+        return self._failures < _STORM and not self.closing
 
     def _lacking(self) -> Plan | None:
         for plan, count in self._wanted.items():
