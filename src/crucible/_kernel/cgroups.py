@@ -34,6 +34,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _REMOVE_TRIES = 3
 _REMOVE_PAUSE = 0.0005
 _CREATE_TRIES = 10
+_DESTROY_SECONDS, _DESTROY_PAUSE = 2.0, 0.01
 
 
 class PoolCgroup:
@@ -146,7 +147,12 @@ class PoolCgroup:
         """
         if self._name is None:
             raise ValueError("only the process that created a pool's cgroup can destroy it")
+        # A killed process leaves its cgroup a moment after its parent has been told of its end.
+        deadline = time.monotonic() + _DESTROY_SECONDS
         removed = [_remove_tree(fd, self._name) for fd in self._distinct]
+        while not all(removed) and time.monotonic() < deadline:
+            time.sleep(_DESTROY_PAUSE)
+            removed = [_remove_tree(fd, self._name) for fd in self._distinct]
         self.close()
         return all(removed)
 
