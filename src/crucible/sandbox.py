@@ -94,6 +94,8 @@ class Sandbox(anyio.abc.AsyncResource):
         The value of a last expression is `Result.value` if it is plain. `stdin` is what the code
         reads from standard input (none: the end of file at once). `on_output` is called with each
         piece of output as it comes; what it raises is raised here when the call has ended.
+
+        Text that the code has written but not flushed is lost if its sandbox has to be killed.
         """
         with self._one_at_a_time():
             body = source.encode("utf-8", "surrogatepass")

@@ -27,8 +27,9 @@ def never_blocks() -> Iterator[BlockBuster]:
     for name in _ON_FILES:
         _allow_pseudo_files(guard.functions[name])
     # Helpers are started on the loop's own thread: a worker thread's end would count as the end of
-    # their parent. Popen waits here until the child has exec'ed.
-    guard.functions["os.read"].can_block_in("subprocess.py", "_execute_child")
+    # their parent. Popen waits here until the child has exec'ed or failed to.
+    for name in ("os.read", "os.waitpid"):
+        guard.functions[name].can_block_in("subprocess.py", "_execute_child")
     for function in guard.functions.values():
         # The leak check looks for cgroups as the package does.
         function.can_block_in("tests/leaks.py", "take")

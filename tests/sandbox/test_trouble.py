@@ -98,6 +98,17 @@ async def test_programs_that_cannot_be_started_leave_nothing() -> None:
         await leaks.check_async(before)
 
 
+@on_one_loop
+async def test_a_helper_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = leaks.Footprint.take()
+    for program in ("/no/such/python", "/etc/passwd", "/bin/false"):
+        monkeypatch.setattr(sys, "executable", program)
+        with pytest.raises(crucible.PoolStartError, match="could not start|ended while it started"):
+            async with crucible.pool():
+                pytest.fail("started")
+        await leaks.check_async(before)
+
+
 # Processes.
 
 

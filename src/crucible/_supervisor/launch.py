@@ -137,6 +137,8 @@ def _popen_stage(
             env={},
             cwd="/",
         )
+    except OSError as error:
+        raise PoolStartError(f"could not start {sys.executable}: {error.strerror}") from error
     finally:
         os.close(watch)
 
