@@ -103,7 +103,9 @@ async def test_a_helper_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) 
     before = leaks.Footprint.take()
     for program in ("/no/such/python", "/etc/passwd", "/bin/false"):
         monkeypatch.setattr(sys, "executable", program)
-        with pytest.raises(crucible.PoolStartError, match="could not start|ended while it started"):
+        with pytest.raises(
+            crucible.PoolStartError, match=r"could not start|ended while it started"
+        ):
             async with crucible.pool():
                 pytest.fail("started")
         await leaks.check_async(before)
@@ -327,7 +329,8 @@ ASK = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
 async def main():
     async with crucible.pool(spares=1) as pool, pool.sandbox() as box:
         status = (await box.exec(ASK)).stdout
-        assert {int(line.split()[1], 16) for line in status.splitlines()} == {0}, status
+        # Signals 32 and 33 are glibc's own, and some parents (make is one) hand them down ignored.
+        assert {int(line.split()[1], 16) & ~(3 << 31) for line in status.splitlines()} == {0}, status
         stopped = await box.exec("sleep 60 & kill -TERM $!; wait $!; echo $?")
         assert stopped.stdout == "143\\n", stopped
         endless = "while True: pass"
