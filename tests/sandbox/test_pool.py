@@ -23,6 +23,8 @@ import crucible
 from crucible import Limits, PoolClosedError, PoolStartError, Status, Task, Template
 from crucible._kernel import namespaces, seccomp
 from crucible._kernel import sys as kernel
+from crucible._supervisor import launch
+from crucible._supervisor.helper import LastWords
 from crucible._supervisor.slots import Slots
 from tests.conftest import LOOPS, ROOT
 
@@ -464,6 +466,22 @@ async def test_a_sandbox_left_open_ends_with_its_pool() -> None:
         await box.run("1")
     await box.aclose()
     assert pool.statistics().sandboxes == 0
+
+
+async def test_a_pool_that_closes_starts_no_helper_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    start_builder = launch.start_builder
+
+    async def counted(plan: launch.BuilderPlan, words: LastWords) -> Any:
+        started.append(plan)
+        return await start_builder(plan, words)
+
+    monkeypatch.setattr(launch, "start_builder", counted)
+    for number in range(1, 4):
+        # It leaves while its stock is being filled.
+        async with crucible.pool(spares=3) as pool:
+            await serves(pool)
+        assert len(started) == number
 
 
 async def test_who_waits_while_the_pool_closes_is_told() -> None:
