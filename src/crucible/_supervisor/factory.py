@@ -278,6 +278,11 @@ class Factory:
                 raise HelperError("a helper process died")
             helper.send(request, fds)
             return await reply.wait()
+        except BaseException:
+            # It may have come in the very moment of a cancel.
+            if isinstance(answer := reply.peek(), tuple):
+                self._orphaned(key[0], *answer)
+            raise
         finally:
             del self._replies[key]
 
@@ -444,7 +449,7 @@ class Factory:
 
     def _answer(self, op: str, message: _link.Message, fds: list[int]) -> None:
         reply = self._replies.get((op, message["id"]))
-        if reply is not None:
+        if reply is not None and not reply.arrived:
             reply.set((message, fds))
             return
         self._orphaned(op, message, fds)
