@@ -28,7 +28,9 @@ _CLOCK = struct.Struct("!BBBIB")  # hour, minute, second, microsecond, fold
 _SPAN = struct.Struct("!iiI")  # days, seconds, microseconds
 
 # The greatest common divisor that `Fraction` takes is quadratic in this.
-_FRACTION_BITS = 1 << 17
+_FRACTION_BITS = 1 << 13
+# What takes long to rebuild counts as many parts: the budget is one of time too.
+_SLOW = 32
 
 
 class NotPlainError(ValueError):
@@ -105,10 +107,13 @@ class _Writer:
 
     def put(self, value: object) -> None:
         write = _WRITERS.get(type(value)) or _late_writer(type(value))
-        self.nodes -= 1
+        self.spend(1)
+        write(self, value)
+
+    def spend(self, nodes: int) -> None:
+        self.nodes -= nodes
         if self.nodes < 0:
             raise BudgetError(f"the value has more than {self.budget.nodes} parts")
-        write(self, value)
 
     def check_size(self, more: int) -> None:
         if len(self.out) + more > self.budget.size:
@@ -234,6 +239,7 @@ def _write_fraction(writer: _Writer, value: Any) -> None:
     ratio = value.as_integer_ratio()
     if any(part.bit_length() > _FRACTION_BITS for part in ratio):
         raise BudgetError(f"a Fraction has a part of more than {_FRACTION_BITS} bits")
+    writer.spend(_SLOW)
     writer.items(b"q", ratio)
 
 
@@ -254,6 +260,7 @@ def _write_datetime(writer: _Writer, value: Any) -> None:
 
 
 def _write_clock(writer: _Writer, value: Any) -> None:
+    writer.spend(_SLOW)
     writer.out += _CLOCK.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
     if value.tzinfo is not None and type(value.tzinfo) is not sys.modules["datetime"].timezone:
         raise NotPlainError(f"{type(value).__name__} with a time zone that is not a fixed offset")
@@ -266,6 +273,7 @@ def _write_timedelta(writer: _Writer, value: Any) -> None:
 
 
 def _write_timezone(writer: _Writer, value: Any) -> None:
+    writer.spend(_SLOW)
     writer.items(b"z", (value.utcoffset(None), value.tzname(None)))
 
 
@@ -322,13 +330,16 @@ class _Reader:
         self.position = 0
 
     def get(self) -> Any:
-        self.nodes -= 1
-        if self.nodes < 0:
-            raise DecodeError(f"more than {self.budget.nodes} parts")
+        self.spend(1)
         read = _READERS.get(self.take(1))
         if read is None:
             raise DecodeError(f"unknown tag at byte {self.position - 1}")
         return read(self)
+
+    def spend(self, nodes: int) -> None:
+        self.nodes -= nodes
+        if self.nodes < 0:
+            raise DecodeError(f"more than {self.budget.nodes} parts")
 
     def take(self, size: int) -> bytes:
         start = self.position
@@ -448,6 +459,7 @@ def _read_decimal(reader: _Reader) -> Any:
 def _read_fraction(reader: _Reader) -> Any:
     from fractions import Fraction
 
+    reader.spend(_SLOW)
     parts = reader.fixed(int, int)
     if any(part.bit_length() > _FRACTION_BITS for part in parts):
         raise DecodeError("a Fraction that is too big")
@@ -476,6 +488,7 @@ def _read_datetime(reader: _Reader) -> Any:
 
 
 def _read_clock(reader: _Reader) -> tuple[Any, ...]:
+    reader.spend(_SLOW)
     return (*reader.unpack(_CLOCK), reader.get())
 
 
@@ -488,6 +501,7 @@ def _read_timedelta(reader: _Reader) -> Any:
 def _read_timezone(reader: _Reader) -> Any:
     from datetime import timedelta, timezone
 
+    reader.spend(_SLOW)
     offset, name = reader.fixed(timedelta, str)
     unnamed = timezone(offset)
     return unnamed if unnamed.tzname(None) == name else timezone(offset, name)

@@ -47,6 +47,9 @@ class Box:
     namespace: dict[str, Any] = attrs.field(factory=dict)
     used: list[str] = attrs.field(factory=list)
 
+    def kill(self) -> None:
+        self.used.append("kill")
+
     async def run(self, source: str, *, limits: Limits | None = None) -> Result:
         self.used.append("run")
         if self.loads is OK:

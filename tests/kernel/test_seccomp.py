@@ -36,7 +36,9 @@ DOCKER_REFUSES_TEXT = """
     userfaultfd ustat vhangup _sysctl afs_syscall getpmsg putpmsg security tuxcall vserver
 """
 ALSO_REFUSED_TEXT = """
-    adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark modify_ldt name_to_handle_at
+    adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark inotify_add_watch inotify_init
+    inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup
+    io_submit modify_ldt name_to_handle_at
     open_tree_attr process_vm_readv process_vm_writev ptrace
 """
 DOCKER_REFUSES = DOCKER_REFUSES_TEXT.split()

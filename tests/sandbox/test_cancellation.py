@@ -341,6 +341,37 @@ async def test_a_cancel_right_after_the_reply(monkeypatch: pytest.MonkeyPatch) -
             assert got == []
 
 
+@pytest.mark.parametrize("op", ["zygote", "cell", "spawned"])
+async def test_a_helper_s_answer_in_the_tick_of_the_cancel(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the answer brings along has no owner yet."""
+    async with idle_pool() as (pool, _):
+        factory = pool._factory
+        plan = await pool._planned("main", pool._limits, pool._policy)
+        if op == "zygote":
+            assert factory._generation is not None
+            factory._generation.zygotes["main"].kill()
+            while factory._generation.zygotes:
+                await anyio.sleep(0.001)
+        before = leaks.Footprint.take()
+        answer = factory._answer
+        with anyio.CancelScope() as scope:
+
+            def cancel_and_answer(kind: str, message: Any, fds: list[int]) -> None:
+                if kind == op:
+                    scope.cancel()
+                answer(kind, message, fds)
+
+            monkeypatch.setattr(factory, "_answer", cancel_and_answer)
+            await factory._built_guest(plan)
+            pytest.fail("built")
+        assert scope.cancelled_caught
+        monkeypatch.undo()
+        await leaks.check_async(before)
+        await assert_full_capacity(pool)
+
+
 @on_one_loop
 async def test_wait_for_of_asyncio() -> None:
     """It cancels the task it made, and waits for that task's end."""

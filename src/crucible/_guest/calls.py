@@ -144,10 +144,23 @@ class Answer:
 
 
 def _rebuilt(kind: type[Exception], args: tuple[Any, ...], text: str) -> Exception:
+    if issubclass(kind, UnicodeError) and args and not _is_sound(args):
+        return AnswerError(text)
     try:
         return kind(*args)
     except Exception:
         return AnswerError(text)
+
+
+def _is_sound(args: tuple[Any, ...]) -> bool:
+    """Whether a UnicodeError of these may be shown: CPython reads where its offsets point."""
+    match args:
+        case (str(), str() | bytes() as data, int(start), int(end), str()):
+            return 0 <= start <= end <= len(data)
+        case (str() | bytes() as data, int(start), int(end), str()):
+            return 0 <= start <= end <= len(data)
+        case _:
+            return len(args) < 4
 
 
 class AnswerFunction:

@@ -137,8 +137,7 @@ class Zygote:
             gc.enable()
             for name in env:
                 os.environ[name] = env[name]
-            if self._seed is not None:
-                _seed_generators(self._seed)
+            _seed_generators(self._seed)
             self._runner.serve(socket.socket(fileno=image.CONTROL), warm)
         except BaseException:
             # The supervisor's end of stderr is the place for last words.
@@ -155,8 +154,10 @@ def _open_cgroup(config: dict[str, Any] | None, fds: tuple[int, ...]) -> cgroups
     )
 
 
-def _seed_generators(seed: int) -> None:
-    random.seed(seed)
-    numpy = python.modules.get("numpy")
+def _seed_generators(seed: int | None) -> None:
+    """Give the generators this seed, or one of the image's own: `random` has that by itself."""
+    if seed is not None:
+        random.seed(seed)
+    numpy = python.modules.get("numpy.random")
     if numpy is not None:
-        numpy.random.seed(seed)
+        numpy.seed(int.from_bytes(os.urandom(4)) if seed is None else seed)

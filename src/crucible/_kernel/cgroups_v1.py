@@ -6,16 +6,20 @@ from .cgroups_io import CgroupError, Reader, exists, field, read, write
 
 _MEMORY = "memory.limit_in_bytes"
 _MEMORY_AND_SWAP = "memory.memsw.limit_in_bytes"
+_SOCKETS = "memory.kmem.tcp.limit_in_bytes"
+_SOCKET_BYTES = 64 * 1024 * 1024
 
 
 class Backend:
-    __slots__ = ("_fds", "_memory", "_pids", "_swap_counted")
+    __slots__ = ("_fds", "_memory", "_pids", "_sockets_counted", "_swap_counted")
 
     def __init__(self, fds: dict[str, int]) -> None:
         self._fds = fds
         self._memory = fds["memory"]
         self._pids = fds["pids"]
         self._swap_counted = exists(self._memory, _MEMORY_AND_SWAP)
+        # Buffers of TCP and UDP sockets are outside of the memory limit proper.
+        self._sockets_counted = exists(self._memory, _SOCKETS)
 
     def prepare_pool(self) -> None:
         # Cells take their swappiness from their parent when they are made.
@@ -27,6 +31,8 @@ class Backend:
             write(self._memory, f"{name}/{_MEMORY}", value)
             if self._swap_counted:
                 write(self._memory, f"{name}/{_MEMORY_AND_SWAP}", value)
+            if self._sockets_counted:
+                write(self._memory, f"{name}/{_SOCKETS}", b"%d" % _SOCKET_BYTES)
         if processes is not None:
             write(self._pids, f"{name}/pids.max", b"%d" % processes)
 

@@ -13,7 +13,9 @@ def apply(*, open_files: int, processes: int | None, file_size: int | None) -> N
     """
     _lower(resource.RLIMIT_NOFILE, open_files)
     _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_MSGQUEUE, 819200)
+    # Both are charged to the host's user as well: what one sandbox takes, all others lack.
+    _lower(resource.RLIMIT_MSGQUEUE, 64 * 1024)
+    _lower(resource.RLIMIT_SIGPENDING, 1024)
     if processes is not None:
         _lower(resource.RLIMIT_NPROC, processes)
     if file_size is not None:

@@ -11,6 +11,7 @@ _LOW_32 = 0xFFFFFFFF
 _NEW_NAMESPACES = 0x7E020000
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 _FAMILIES = (1, 2, 10, 16)
 
 
@@ -79,13 +80,7 @@ ALLOWED_GROUPS = (
         "pipes and events",
         "event loops",
         """epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd
-        eventfd2 inotify_add_watch inotify_init inotify_init1 inotify_rm_watch pipe pipe2 poll
-        ppoll pselect6 select signalfd signalfd4 splice tee vmsplice""",
-    ),
-    _group(
-        "asynchronous I/O of the old kind",
-        "databases use it; unlike io_uring it starts no work that passes the filter by",
-        "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit",
+        eventfd2 pipe pipe2 poll ppoll pselect6 select signalfd signalfd4 splice tee vmsplice""",
     ),
     _group(
         "memory",
@@ -194,9 +189,15 @@ REFUSED_GROUPS = (
         "add_key keyctl request_key",
     ),
     _group(
-        "watching whole file systems",
-        "reports on files that the sandbox cannot see",
-        "fanotify_init fanotify_mark",
+        "watching files",
+        "reports on what others do with shared files, such as what a judge imports; few for a user",
+        """fanotify_init fanotify_mark inotify_add_watch inotify_init inotify_init1
+        inotify_rm_watch""",
+    ),
+    _group(
+        "asynchronous I/O of the old kind",
+        "one small number of requests for the whole machine",
+        "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit",
     ),
     _group(
         "setting clocks",
@@ -243,6 +244,10 @@ RULES = {
             Compare(0, _CLONE_THREAD, _NEW_NAMESPACES | _CLONE_THREAD),
             Compare(0, 0, _NEW_NAMESPACES | _CLONE_FILES),
         ),
+    ),
+    "fcntl": Rule(
+        "not F_SETLEASE and F_NOTIFY, which hold up or watch others at the host's own files",
+        never=(Compare(1, _F_SETLEASE), Compare(1, _F_NOTIFY)),
     ),
     "ioctl": Rule(
         "not TIOCSTI and TIOCLINUX, which type into the terminal the sandbox was started from",

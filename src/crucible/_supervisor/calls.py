@@ -191,13 +191,15 @@ def _with_output_limit(result: Result, outputs: Outputs) -> Result:
     return _blame(result, Status.OUTPUT_LIMIT, f"more than {len(bytes(cut[0]))} bytes of output")
 
 
-def told(guest: Guest) -> Result:
+def told(guest: Guest, *, may_have_value: bool = True) -> Result:
     """The outcome as the runner tells it: a broken telling ends the sandbox."""
     try:
         head, body = _wire.split(guest.reply or b"")
         if len(head) > _MAX_HEAD:
             raise ValueError(f"a head of {len(head)} bytes")
         reply = msgspec.json.decode(head, type=Reply)
+        if body and not may_have_value:
+            raise ValueError("a value where there can be none")
         value = _values.decode(body) if reply.has_value else None
         return _from_reply(reply, value)
     except (_wire.ProtocolError, msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -93,9 +93,9 @@ def grade(job: Job, out: Path | None, console: Console, progress: Console) -> in
 
         outcome = anyio.run(grade_all, job, on_done)
     seconds = time.perf_counter() - started
-    show(outcome, job, seconds, console)
     if out is not None:
         out.write_text(json.dumps(to_json(outcome, seconds), indent=1) + "\n")
+    show(outcome, job, seconds, console)
     return 1 if outcome.faults else 0
 
 

@@ -43,6 +43,10 @@ class GradingBox(Protocol):
         """Run `source` in the sandbox's `__main__`."""
         ...
 
+    def kill(self) -> None:
+        """End everything in the sandbox at once."""
+        ...
+
     async def _serve_answer(
         self, channel: socket.socket, *, limits: Limits | None = None
     ) -> Result:
@@ -108,6 +112,9 @@ async def _try(
     async def serve() -> None:
         serving = answer_box._serve_answer(answer_end, limits=limits)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         results["served"] = await serving
+        # It serves until the judge hangs up: an answer that says it is done before that has lied, to
+        # work on without limits. In either case there is nothing more for it to do.
+        answer_box.kill()
 
     async def judge() -> None:
         results["judged"] = await judge_box._run_tests(  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

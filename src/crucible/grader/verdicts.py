@@ -30,6 +30,11 @@ class Reason(enum.StrEnum):
     UNSUPPORTED_TEST = "unsupported_test"  # the test does what cannot pass between two sandboxes
 
 
+def _harmless(text: str) -> str:
+    """Fit to be printed and encoded: an answer may have chosen it, escape sequences and all."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 @attrs.frozen
 class TestOutcome:
     """One test's reason, and a sentence of bounded length about it."""
@@ -37,7 +42,7 @@ class TestOutcome:
     __test__ = False  # no test class, whatever pytest thinks of its name
 
     reason: Reason = attrs.field(converter=Reason)
-    detail: str = ""
+    detail: str = attrs.field(default="", converter=_harmless)
 
     @property
     def passed(self) -> bool:
