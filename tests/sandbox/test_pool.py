@@ -366,6 +366,13 @@ async def test_a_seed_fixes_numpy() -> None:
     assert len(set(drawn)) == 1
 
 
+@on_one_loop
+async def test_without_a_seed_numpy_differs() -> None:
+    draw = "import numpy; float(numpy.random.random())"
+    async with crucible.pool(spares=0, preload=("numpy.random",)) as pool:
+        assert await value_in(pool, draw, "main") != await value_in(pool, draw, "main")
+
+
 # Events.
 
 

@@ -158,6 +158,7 @@ def _seed_generators(seed: int | None) -> None:
     """Give the generators this seed, or one of the image's own: `random` has that by itself."""
     if seed is not None:
         random.seed(seed)
-    numpy = python.modules.get("numpy.random")
-    if numpy is not None:
-        numpy.seed(int.from_bytes(os.urandom(4)) if seed is None else seed)
+        if "numpy" in python.modules:
+            importlib.import_module("numpy.random").seed(seed)
+    elif "numpy.random" in python.modules:
+        python.modules["numpy.random"].seed(int.from_bytes(os.urandom(4)))
